@@ -1,0 +1,86 @@
+"""Bad input, caught early: every message says what was seen and what to do about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coresift.types import Index, InputError
+
+
+def check_finite(x: Tensor, start: int = 0, what: str = "pool") -> None:
+    """Raise at the first NaN or infinity of ``x`` (n, ...), naming its row and column.
+
+    >>> check_finite(torch.tensor([[1.0, 2.0], [3.0, float("nan")]]), start=10)
+    Traceback (most recent call last):
+    coresift.types.InputError: the pool holds nan in row 11, column 1; drop or impute such rows first
+    """
+    # A sum is one pass without a mask: it is finite if every entry is, but for rare overflow.
+    if not x.is_floating_point() or math.isfinite(float(x.sum())):
+        return
+    bad = (~torch.isfinite(x.reshape(len(x), -1))).nonzero()
+    if len(bad):
+        row, column = (int(i) for i in bad[0])
+        value = float(x.reshape(len(x), -1)[row, column])
+        raise InputError(
+            f"the {what} holds {value} in row {start + row}, column {column}; drop or impute such rows first"
+        )
+
+
+def check_shape(tensor: Tensor, shape: tuple[int | None, ...], what: str) -> None:
+    """Raise unless ``tensor`` has ``shape``; ``None`` stands for any length."""
+    seen = tuple(tensor.shape)
+    fits = len(seen) == len(shape) and all(w is None or s == w for s, w in zip(seen, shape, strict=False))
+    if not fits:
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise InputError(f"{what} has shape {seen}, expected ({wanted})")
+
+
+def check_probabilities(probs: Tensor, start: int = 0) -> None:
+    """Raise unless the last axis of ``probs`` (n, ..., C) holds non-negative numbers that sum to one."""
+    total = probs.sum(-1).reshape(len(probs), -1)
+    tolerance = 1e-8 if probs.dtype == torch.float64 else 1e-3
+    wrong = ((total - 1).abs() > tolerance).any(-1) | (probs < 0).reshape(len(probs), -1).any(-1)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        low, worst = float(probs[row].min()), float(total[row][(total[row] - 1).abs().argmax()])
+        raise InputError(
+            f"probabilities of row {start + row} sum to {worst:.6g} (smallest {low:.3g}), expected non-negative "
+            "numbers that sum to 1; pass softmax outputs, not logits, with classes on the last axis"
+        )
+
+
+def check_covariance(matrix: Tensor, what: str = "covariance") -> Tensor:
+    """Return the lower Cholesky factor of ``matrix`` (d, d), or raise if it is not a covariance."""
+    check_shape(matrix, (len(matrix), len(matrix)), what)
+    check_finite(matrix, what=what)
+    gap = float((matrix - matrix.mT).abs().max())
+    if gap > 1e-5 * float(matrix.abs().max()):
+        raise InputError(f"the {what} is not symmetric: entries differ from their mirror by up to {gap:.3g}")
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    if int(info) != 0:
+        smallest = float(torch.linalg.eigvalsh(matrix)[0])
+        raise InputError(
+            f"the {what} is not positive definite: its smallest eigenvalue is {smallest:.3g}; "
+            "add a small multiple of the identity, or drop columns that are combinations of others"
+        )
+    return factor
+
+
+def check_index(index: Iterable[int], size: int, what: str) -> Index:
+    """Return ``index`` as a sorted array of distinct positions in a pool of ``size`` points."""
+    array = np.asarray(index if isinstance(index, np.ndarray | Tensor) else list(index))
+    if array.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InputError(
+            f"{what} has shape {array.shape} and type {array.dtype}, expected a list of whole numbers"
+        )
+    wrong = array[(array < 0) | (array >= size)]
+    if len(wrong):
+        raise InputError(f"{what} names point {wrong[0]}, but the pool holds points 0 to {size - 1}")
+    return np.unique(array).astype(np.int64)

@@ -1,0 +1,49 @@
+"""What a model must offer: a posterior over its parameters, seen through samples and predictions."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+
+@runtime_checkable
+class Posterior(Protocol):
+    """p(theta | D0), as the spaces and scores need it.
+
+    Three methods make a model usable; `coresift.testing.check_posterior` tells whether they fit together.
+    """
+
+    def sample(self, num: int, generator: torch.Generator) -> Any:
+        """Draw theta_1..theta_J once for the whole pool; fewer than ``num`` if no more exist."""
+        ...
+
+    def conditional(self, x: Tensor, theta: Any) -> Distribution:
+        """p(y | x, theta_j) for rows ``x`` (n, ...): batch shape (J, n)."""
+        ...
+
+    def predictive(self, x: Tensor) -> Distribution:
+        """p(y | x, D0): batch shape (n,)."""
+        ...
+
+
+@runtime_checkable
+class LastLayerPosterior(Posterior, Protocol):
+    """A posterior whose parameters enter linearly in features: what gradients of a last layer need.
+
+    ``conditional(x, theta)`` equals ``likelihood(outputs(features(x), theta), theta)``.
+    """
+
+    def features(self, x: Tensor) -> Tensor:
+        """(n, D) what the last layer sees of ``x``."""
+        ...
+
+    def outputs(self, features: Tensor, theta: Any) -> Tensor:
+        """(J, n, C) the last layer's linear outputs."""
+        ...
+
+    def likelihood(self, outputs: Tensor, theta: Any) -> Distribution:
+        """p(y | outputs): batch shape (J, n)."""
+        ...

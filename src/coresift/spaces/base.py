@@ -1,0 +1,122 @@
+"""Spaces: the vectors L_1..L_N of a pool, seen only through inner products."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from coresift.types import InputError
+
+
+class Space(ABC):
+    """The pool's points as vectors of a Hilbert space.
+
+    An element of the space, such as L(w) = sum_n w_n L_n, is held by its *coordinates*: a float64 tensor
+    that is linear in the element. Stored vectors use their J numbers, closed forms the N inner products
+    with the pool. Selectors add and scale coordinates without knowing which, so each algorithm is
+    written once.
+
+    Attributes
+    ----------
+    norms : (N,) float64, ||L_n||.
+    resolution : relative rounding error of an inner product; nearer points count as the same.
+    """
+
+    norms: Tensor
+    resolution: float = 1e-14
+
+    def __len__(self) -> int:
+        return len(self.norms)
+
+    @abstractmethod
+    def total(self) -> Tensor:
+        """Coordinates of L = sum_n L_n."""
+
+    @abstractmethod
+    def coordinates(self, n: int) -> Tensor:
+        """Coordinates of L_n."""
+
+    @abstractmethod
+    def inner(self, element: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """<element, L_n> for every n, block by block, in order: pairs of a slice and its (n,) values."""
+
+    @abstractmethod
+    def inner_at(self, element: Tensor, index: Tensor) -> Tensor:
+        """(k,) float64, <element, L_n> for the k points of ``index``."""
+
+    @abstractmethod
+    def gram(self, index: Tensor) -> Tensor:
+        """(k, k) float64, inner products among the points of ``index``."""
+
+    @abstractmethod
+    def squared_total(self) -> float:
+        """<L, L>."""
+
+    def anchors(self) -> Iterator[tuple[Tensor, float]]:
+        """Coordinates and squared norm of each labelled point that was mapped along with the pool."""
+        return iter(())
+
+    @property
+    def selectable(self) -> Tensor:
+        """(N,) bool: a vector of norm zero carries no information and is never chosen."""
+        return self.norms > 0
+
+    def argmax(self, element: Tensor, allowed: Tensor) -> int:
+        """The allowed point with the largest <element, L_n> / ||L_n||; ties go to the lower index.
+
+        ``allowed`` is an (N,) mask with at least one point of norm above zero.
+        """
+        best, where = -torch.inf, -1
+        for part, values in self.inner(element):
+            cosine = torch.where(allowed[part], values / self.norms[part], -torch.inf)
+            position = int(cosine.argmax())
+            if float(cosine[position]) > best:
+                best, where = float(cosine[position]), part.start + position
+        return where
+
+
+class KernelSpace(Space):
+    """A space whose inner products are computed in closed form, a column at a time: O(N) memory.
+
+    The coordinates of an element are its N inner products with the pool.
+    """
+
+    @abstractmethod
+    def coordinates(self, n: int) -> Tensor:
+        """(N,) the column <L_n, L_m> for all m."""
+
+    @abstractmethod
+    def total(self) -> Tensor:
+        """(N,) the row sums <L, L_n>."""
+
+    def inner(self, element: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        yield slice(0, len(self)), element
+
+    def inner_at(self, element: Tensor, index: Tensor) -> Tensor:
+        return element[index]
+
+    def squared_total(self) -> float:
+        return float(self.total().sum())
+
+
+class GramSpace(KernelSpace):
+    """A space given by its whole matrix of inner products (N, N), for small pools and for tests."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        size = len(matrix)
+        if matrix.shape != (size, size):
+            raise InputError(f"a Gram matrix is square, got shape {tuple(matrix.shape)}")
+        self.matrix = matrix.double()
+        self.norms = self.matrix.diagonal().clamp(min=0).sqrt()
+
+    def total(self) -> Tensor:
+        return self.matrix.sum(0)
+
+    def coordinates(self, n: int) -> Tensor:
+        return self.matrix[n]
+
+    def gram(self, index: Tensor) -> Tensor:
+        return self.matrix[index][:, index]

@@ -1,0 +1,66 @@
+"""The values that travel through the library: chunks of a pool and chosen batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Index: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+
+class InputError(ValueError):
+    """What a caller handed in cannot be used; the message says what was seen and what to do."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive rows of a pool.
+
+    Attributes
+    ----------
+    start : position of the first row in the pool.
+    x : (n, ...) the rows.
+    """
+
+    start: int
+    x: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The points to label next, in the order in which they were chosen.
+
+    Attributes
+    ----------
+    index : (b,) distinct positions in the pool.
+    weights : (b,) how much of the pool each point stands for, where the selector says so.
+    residuals : (steps,) what the selector still had to explain after each step: the distance
+        ``||L - L(w)||`` for Frank-Wolfe and its kin, the covering radius for K-Center, and so on.
+    information : share of the pool's information the batch carries, together with pending points:
+        ``1 - ||L - L(w)||^2 / ||L||^2`` with the best non-negative weights ``w`` on those points.
+        ``None`` where a selector saw only scores.
+    """
+
+    index: Index
+    weights: Floats | None = None
+    residuals: Floats | None = None
+    information: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+def make_generator(seed: int | torch.Generator) -> torch.Generator:
+    """Turn a seed into a CPU generator; a generator is passed through and advances with use."""
+    if isinstance(seed, torch.Generator):
+        return seed
+    return torch.Generator().manual_seed(seed)
