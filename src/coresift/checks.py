@@ -49,8 +49,8 @@ def check_probabilities(probs: Tensor, start: int = 0) -> None:
         row = int(wrong.nonzero()[0])
         low, worst = float(probs[row].min()), float(total[row][(total[row] - 1).abs().argmax()])
         raise InputError(
-            f"probabilities of row {start + row} sum to {worst:.6g} (smallest {low:.3g}), expected non-negative "
-            "numbers that sum to 1; pass softmax outputs, not logits, with classes on the last axis"
+            f"probabilities of row {start + row} sum to {worst:.6g} (smallest {low:.3g}), expected numbers of "
+            "at least zero that sum to 1; pass softmax outputs, not logits, with classes on the last axis"
         )
 
 
@@ -61,6 +61,7 @@ def check_covariance(matrix: Tensor, what: str = "covariance") -> Tensor:
     gap = float((matrix - matrix.mT).abs().max())
     if gap > 1e-5 * float(matrix.abs().max()):
         raise InputError(f"the {what} is not symmetric: entries differ from their mirror by up to {gap:.3g}")
+    factor: Tensor
     factor, info = torch.linalg.cholesky_ex(matrix)
     if int(info) != 0:
         smallest = float(torch.linalg.eigvalsh(matrix)[0])

@@ -174,8 +174,10 @@ def _data_files(folder: Path) -> list[Path]:
 def as_float(rows: Tensor | npt.NDArray[Any]) -> Tensor:
     """Rows as a float tensor: float32 and float64 stay, halves become float32, integers float64."""
     if isinstance(rows, np.ndarray):
-        # A memory map is read-only and torch wants to own what it may write to: copy the chunk.
-        rows = torch.from_numpy(np.array(rows))
+        # torch shares memory only with what it may write to, forward strides and this machine's byte order.
+        if not rows.flags.writeable or min(rows.strides) < 0 or not rows.dtype.isnative:
+            rows = np.array(rows, dtype=rows.dtype.newbyteorder("="))
+        rows = torch.from_numpy(rows)
     if rows.dtype in (torch.float32, torch.float64):
         return rows
     return rows.to(torch.float32 if rows.is_floating_point() else torch.float64)
@@ -198,8 +200,10 @@ def as_pool(source: PoolLike | Any, columns: Sequence[str] | None = None) -> Poo
     return ArrayPool(np.asarray(source))
 
 
-def blocks(pool: Pool, size: int = BLOCK) -> Iterator[Chunk]:
+def blocks(pool: Pool, size: int = BLOCK, check: bool = True) -> Iterator[Chunk]:
     """The pool's rows in blocks of exactly ``size`` (the last may be shorter), checked to be finite.
+
+    Pass ``check=False`` on the second and later readings.
 
     >>> [len(block) for block in blocks(ArrayPool(np.ones((7, 1)), chunk_size=3), size=2)]
     [2, 2, 2, 1]
@@ -207,7 +211,8 @@ def blocks(pool: Pool, size: int = BLOCK) -> Iterator[Chunk]:
     held: list[Tensor] = []
     start = count = 0
     for chunk in pool.chunks():
-        check_finite(chunk.x, chunk.start)
+        if check:
+            check_finite(chunk.x, chunk.start)
         rows = chunk.x
         while count + len(rows) >= size:
             head, rows = rows[: size - count], rows[size - count :]

@@ -38,15 +38,16 @@ class LinearPosterior:
     def __post_init__(self) -> None:
         check_shape(self.covariance, (len(self.mean), len(self.mean)), "the posterior covariance")
         _check_positive(self.noise_variance, "noise_variance")
-        _ = self._factor  # raises where the covariance is none
+        _ = self.factor  # raises where the covariance is none
 
     @cached_property
-    def _factor(self) -> Tensor:
+    def factor(self) -> Tensor:
+        """(d, d) lower Cholesky factor of the covariance."""
         return check_covariance(self.covariance, "posterior covariance")
 
     def sample(self, num: int, generator: torch.Generator) -> Tensor:
         """(J, d) draws of theta."""
-        return self.mean + _standard_normal(num, self.mean, generator) @ self._factor.mT
+        return self.mean + _standard_normal(num, self.mean, generator) @ self.factor.mT
 
     def features(self, x: Tensor) -> Tensor:
         """(n, d) the rows themselves, in the posterior's precision."""
@@ -98,16 +99,17 @@ class NormalInverseGammaPosterior:
                 f"shape is {self.shape}, but the predictive variance is finite only above 1; "
                 "add labelled points or a larger prior shape"
             )
-        _ = self._factor  # raises where the scale is no covariance
+        _ = self.factor  # raises where the scale is no covariance
 
     @cached_property
-    def _factor(self) -> Tensor:
+    def factor(self) -> Tensor:
+        """(d, d) lower Cholesky factor of the scale."""
         return check_covariance(self.scale, "posterior scale")
 
     def sample(self, num: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """(J, d) draws of theta and (J,) of the noise variance."""
         noise_variance = self.rate / _standard_gamma(self.shape, num, self.mean, generator)
-        normal = _standard_normal(num, self.mean, generator) @ self._factor.mT
+        normal = _standard_normal(num, self.mean, generator) @ self.factor.mT
         return self.mean + noise_variance.sqrt()[:, None] * normal, noise_variance
 
     def features(self, x: Tensor) -> Tensor:

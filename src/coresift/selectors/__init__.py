@@ -1,0 +1,29 @@
+"""Selectors: each turns a space or a score into a batch."""
+
+from coresift.selectors.base import Account, Selector
+from coresift.selectors.distance import LCMD, KCenter, KMeansPlusPlus
+from coresift.selectors.exhaustive import Exhaustive
+from coresift.selectors.frank_wolfe import FrankWolfe
+from coresift.selectors.giga import GIGA
+from coresift.selectors.information import best_weights, information
+from coresift.selectors.kmedoids import KMedoids
+from coresift.selectors.log_det import GreedyLogDet
+from coresift.selectors.ranking import GumbelTopB, TopB, UniformRandom
+
+__all__ = [
+    "GIGA",
+    "LCMD",
+    "Account",
+    "Exhaustive",
+    "FrankWolfe",
+    "GreedyLogDet",
+    "GumbelTopB",
+    "KCenter",
+    "KMeansPlusPlus",
+    "KMedoids",
+    "Selector",
+    "TopB",
+    "UniformRandom",
+    "best_weights",
+    "information",
+]

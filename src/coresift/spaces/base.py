@@ -55,6 +55,14 @@ class Space(ABC):
     def squared_total(self) -> float:
         """<L, L>."""
 
+    def factor(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """A (r, k) and y (r,) with ||A w - y||^2 = ||L - L(w)||^2 + constant, for weights w on ``index``."""
+        # A^T A = gram, A^T y = <L, L_n>: eigenvectors give such an A even where points are dependent.
+        values, vectors = torch.linalg.eigh(self.gram(index))
+        kept = values > values[-1] * len(values) * 1e-14
+        root, vectors = values[kept].sqrt(), vectors[:, kept]
+        return root[:, None] * vectors.mT, vectors.mT @ self.inner_at(self.total(), index) / root
+
     def anchors(self) -> Iterator[tuple[Tensor, float]]:
         """Coordinates and squared norm of each labelled point that was mapped along with the pool."""
         return iter(())

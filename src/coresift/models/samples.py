@@ -1,0 +1,173 @@
+"""Any model at all, through its samples: how a network, an ensemble or a dropout model of your own comes in.
+
+Predictions that are already computed are themselves the pool: a row holds what the K samples say of one
+point. Where the predictions must be computed chunk by chunk, hand in a function instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Categorical, Distribution, MixtureSameFamily, Normal
+
+from coresift.checks import check_probabilities, check_shape
+from coresift.types import InputError
+
+# A tree or a saturated softmax says "impossible" where it means "not seen": log 0 would make one sample's
+# opinion outweigh everything, so probabilities are floored before they are compared.
+FLOOR = 1e-6
+
+
+@dataclass(frozen=True)
+class ClassSamples:
+    """Class probabilities from K posterior samples; a pool row is a (K, C) table.
+
+    >>> probs_N_K_C = torch.tensor([[[0.9, 0.1], [0.1, 0.9]]])
+    >>> ClassSamples(num_samples=2).predictive(probs_N_K_C).probs
+    tensor([[0.5000, 0.5000]])
+    """
+
+    num_samples: int
+
+    def sample(self, num: int, generator: torch.Generator) -> Tensor:
+        """Positions of up to ``num`` of the K samples, without repetition."""
+        return _choose(self.num_samples, num, generator)
+
+    def conditional(self, x: Tensor, theta: Tensor) -> Categorical:
+        probs = self._checked(x)[:, theta].transpose(0, 1)  # (J, n, C)
+        return Categorical(probs=probs, validate_args=False)
+
+    def predictive(self, x: Tensor) -> Categorical:
+        return Categorical(probs=self._checked(x).mean(1), validate_args=False)
+
+    def _checked(self, x: Tensor) -> Tensor:
+        check_shape(x, (None, self.num_samples, None), "a chunk of class probabilities")
+        check_probabilities(x)
+        probs = x.clamp(min=FLOOR)
+        return probs / probs.sum(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class GaussianSamples:
+    """Gaussian predictions from K posterior samples; a pool row is a (K, 2) table of means and variances.
+
+    The predictive, a mixture of K Gaussians, is replaced by the Gaussian of the same mean and variance:
+    the expected log-likelihood under the mixture is then exact, and only the entropy, a constant in
+    theta, is an upper bound.
+    """
+
+    num_samples: int
+
+    def sample(self, num: int, generator: torch.Generator) -> Tensor:
+        """Positions of up to ``num`` of the K samples, without repetition."""
+        return _choose(self.num_samples, num, generator)
+
+    def conditional(self, x: Tensor, theta: Tensor) -> Normal:
+        mean, variance = self._checked(x)[:, theta].permute(2, 1, 0)  # (J, n) each
+        return Normal(mean, variance.sqrt(), validate_args=False)
+
+    def predictive(self, x: Tensor) -> Normal:
+        return _matched_normal(*self._checked(x).permute(2, 1, 0))
+
+    def _checked(self, x: Tensor) -> Tensor:
+        check_shape(x, (None, self.num_samples, 2), "a chunk of means and variances")
+        if bool((x[..., 1] <= 0).any()):
+            raise InputError(f"a variance is {float(x[..., 1].min()):.3g}, expected positive numbers")
+        return x
+
+
+@dataclass(frozen=True)
+class FunctionPosterior:
+    """A function of a chunk and of one posterior sample that returns a torch Distribution.
+
+    Parameters
+    ----------
+    function : (x, theta_j) -> Distribution with batch shape (n,).
+    samples : theta_1..theta_K, anything the function understands: state dicts, networks, seeds.
+
+    The predictive is the mixture over all K samples: exact for classes, the Gaussian of the same mean and
+    variance for Gaussians, and a `MixtureSameFamily` for everything else.
+
+    >>> posterior = FunctionPosterior(lambda x, slope: Normal(slope * x[:, 0], 1.0), [0.0, 1.0, 2.0])
+    >>> posterior.predictive(torch.tensor([[3.0]])).mean
+    tensor([3.])
+    """
+
+    function: Callable[[Tensor, Any], Distribution]
+    samples: tuple[Any, ...] | list[Any]
+
+    def sample(self, num: int, generator: torch.Generator) -> list[Any]:
+        """Up to ``num`` of the samples, without repetition."""
+        return [self.samples[int(k)] for k in _choose(len(self.samples), num, generator)]
+
+    def conditional(self, x: Tensor, theta: list[Any]) -> Distribution:
+        return stack([self.function(x, sample) for sample in theta])
+
+    def predictive(self, x: Tensor) -> Distribution:
+        each = self.conditional(x, list(self.samples))
+        if isinstance(each, Categorical | Bernoulli):
+            return type(each)(probs=each.probs.mean(0))
+        if isinstance(each, Normal):
+            return _matched_normal(each.mean, each.variance)
+        weights = Categorical(probs=torch.ones(x.shape[0], len(self.samples), device=x.device))
+        return MixtureSameFamily(weights, _parameters(each, lambda value: value.movedim(0, 1)))
+
+
+def stack(distributions: list[Distribution]) -> Distribution:
+    """One distribution of batch shape (J, n) from J of batch shape (n,) and one family."""
+    families = {type(distribution) for distribution in distributions}
+    if len(families) > 1:
+        names = ", ".join(sorted(family.__name__ for family in families))
+        raise InputError(f"the function returned distributions of several families: {names}")
+    first = distributions[0]
+    if not isinstance(first, Distribution):
+        raise InputError(f"the function returned {type(first).__name__}, expected a torch Distribution")
+    stacked = {
+        name: torch.stack([getattr(distribution, name) for distribution in distributions])
+        for name in _names(first)
+    }
+    return _rebuild(first, stacked)
+
+
+def _names(distribution: Distribution) -> list[str]:
+    """Names of the arguments that rebuild a distribution."""
+    names = list(distribution.arg_constraints)
+    if "logits" in names and "probs" in names:
+        names.remove("probs")
+    if "scale_tril" in names:
+        names = ["loc", "scale_tril"]
+    if not names or not all(hasattr(distribution, name) for name in names):
+        raise InputError(
+            f"{type(distribution).__name__} has no plain parameters to stack; write a posterior with "
+            "sample, conditional and predictive instead"
+        )
+    return names
+
+
+def _parameters(distribution: Distribution, change: Callable[[Tensor], Tensor]) -> Distribution:
+    return _rebuild(
+        distribution, {name: change(getattr(distribution, name)) for name in _names(distribution)}
+    )
+
+
+def _rebuild(distribution: Distribution, arguments: dict[str, Any]) -> Distribution:
+    family: Any = type(distribution)
+    rebuilt: Distribution = family(**arguments, validate_args=False)
+    return rebuilt
+
+
+def _matched_normal(mean: Tensor, variance: Tensor) -> Normal:
+    """(n,) the Gaussian with the mean and variance of a mixture of K equal parts (K, n)."""
+    spread = mean.var(0, correction=0)
+    return Normal(mean.mean(0), (variance.mean(0) + spread).sqrt(), validate_args=False)
+
+
+def _choose(available: int, num: int, generator: torch.Generator) -> Tensor:
+    """(min(num, available),) distinct positions; all of them, in order, where that is what is asked."""
+    if num >= available:
+        return torch.arange(available)
+    return torch.randperm(available, generator=generator)[:num].sort().values

@@ -1,0 +1,61 @@
+"""BALD: the information a label is expected to give about the parameters.
+
+I[y; theta | x, D0] = H[y | x, D0] - E[ H[y | x, theta] ].
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coresift.models.base import Posterior
+from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
+from coresift.models.probit import ProbitPosterior
+from coresift.pool import Pool
+from coresift.scores.base import Score, score_pool
+from coresift.scores.entropy import distribution_entropy
+
+
+def bald(
+    posterior: Posterior,
+    pool: Pool,
+    num_samples: int = 256,
+    *,
+    generator: torch.Generator,
+    exact: bool = True,
+) -> Score:
+    """Expected information gain: exact for linear and probit regression, from J samples for other models.
+
+    Linear regression gives 1/2 log(1 + x^T S x / s0^2); probit needs one integral over the real line, done by
+    Gauss-Hermite quadrature. Pass ``exact=False`` for the sampled estimate in any case.
+    """
+    if exact and isinstance(posterior, LinearPosterior):
+        noise = posterior.noise_variance
+        return score_pool(lambda x: 0.5 * torch.log1p(posterior.function_variance(x) / noise), pool)
+    if exact and isinstance(posterior, NormalInverseGammaPosterior):
+        shape = torch.tensor(posterior.shape, dtype=torch.float64)
+        mean_log_variance = math.log(posterior.rate) - float(torch.digamma(shape))
+        expected = 0.5 * (math.log(2 * math.pi * math.e) + mean_log_variance)
+        return score_pool(lambda x: distribution_entropy(posterior.predictive(x)) - expected, pool)
+    if exact and isinstance(posterior, ProbitPosterior):
+        return score_pool(lambda x: _probit_information(posterior, x), pool)
+    theta = posterior.sample(num_samples, generator)
+
+    def gain(x: Tensor) -> Tensor:
+        conditional = distribution_entropy(posterior.conditional(x, theta)).mean(0)
+        return distribution_entropy(posterior.predictive(x)) - conditional
+
+    return score_pool(gain, pool, block=1024)
+
+
+def _probit_information(posterior: ProbitPosterior, x: Tensor) -> Tensor:
+    """(n,) H[Phi(zeta)] - E[H[Phi(f)]] with f ~ N(mu^T x, s_nn)."""
+    nodes, weights = (torch.from_numpy(a).to(posterior.mean) for a in np.polynomial.hermite_e.hermegauss(64))
+    mean, deviation = posterior.features(x) @ posterior.mean, posterior.function_variance(x).sqrt()
+    latent = mean + nodes[:, None] * deviation  # (64, n)
+    each = posterior.likelihood(latent.unsqueeze(-1), latent)
+    expected = weights @ distribution_entropy(each) / math.sqrt(2 * math.pi)
+    return distribution_entropy(posterior.predictive(x)) - expected

@@ -1,0 +1,40 @@
+"""Scores that read the predictive alone: margin and variance; and the norm of a space's vectors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical
+
+from coresift.models.base import Posterior
+from coresift.pool import Pool
+from coresift.scores.base import Score, score_pool
+from coresift.spaces.base import Space
+from coresift.spaces.gradient import class_probabilities
+
+
+def margin(posterior: Posterior, pool: Pool) -> Score:
+    """One minus the gap between the two most likely classes: high where the model wavers."""
+
+    def wavering(x: Tensor) -> Tensor:
+        first, second = class_probabilities(posterior, x).topk(2, -1).values.unbind(-1)
+        return 1 - (first - second)
+
+    return score_pool(wavering, pool)
+
+
+def variance(posterior: Posterior, pool: Pool) -> Score:
+    """The variance of y; for classes the sum of p (1 - p), for several outputs the sum over them."""
+
+    def spread(x: Tensor) -> Tensor:
+        predictive = posterior.predictive(x)
+        if isinstance(predictive, Categorical):
+            return (predictive.probs * (1 - predictive.probs)).sum(-1)
+        return predictive.variance.flatten(1).sum(1) if predictive.event_shape else predictive.variance
+
+    return score_pool(spread, pool)
+
+
+def acs_norm(space: Space, pool: Pool | None = None) -> Score:
+    """The paper's acquisition function: ||L_n||^2, what a point would count for on its own."""
+    return Score(torch.square(space.norms).cpu(), pool)

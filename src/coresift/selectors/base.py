@@ -1,0 +1,156 @@
+"""What all selectors share: checked arguments, an account of what is taken, and a batch at the end."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coresift.checks import check_index
+from coresift.scores.base import Score
+from coresift.selectors.information import information
+from coresift.spaces.base import Space
+from coresift.types import Batch, Floats, Index, InputError, make_generator
+
+Source = TypeVar("Source", Space, Score)
+
+# Two points are the same if their squared distance is below this share of their squared norms.
+_SAME = 1e-10
+
+
+@dataclass
+class Account:
+    """What has been taken so far, and what may still be.
+
+    Attributes
+    ----------
+    budget : how many points to choose.
+    pending : points already sent for labelling: in the account from the start, never chosen again.
+    open : (N,) bool, points that may be chosen now.
+    chosen : the batch so far, in order.
+    """
+
+    budget: int
+    pending: Index
+    open: Tensor
+    chosen: list[int] = field(default_factory=list)
+    _aside: Tensor | None = None
+    _admits_twins: bool = False
+
+    @property
+    def full(self) -> bool:
+        return len(self.chosen) >= self.budget
+
+    @property
+    def members(self) -> list[int]:
+        """Pending points, then chosen ones."""
+        return [*self.pending.tolist(), *self.chosen]
+
+    def take(self, n: int) -> None:
+        """Put a point into the batch."""
+        self.chosen.append(n)
+        self.open[n] = False
+
+    def twin(self, space: Space, n: int, coordinates: Tensor) -> int | None:
+        """The member of the account that ``n`` is a duplicate of, if there is one and it matters."""
+        members = torch.tensor(self.members, dtype=torch.long, device=self.open.device)
+        if len(members) == 0 or self._admits_twins:
+            return None
+        squares = space.norms[members] ** 2 + space.norms[n] ** 2
+        same = squares - 2 * space.inner_at(coordinates, members) <= _SAME * squares
+        return int(members[same.int().argmax()]) if bool(same.any()) else None
+
+    def set_aside(self, space: Space, n: int, coordinates: Tensor) -> None:
+        """Close ``n`` and every duplicate of it, until nothing else is left."""
+        if self._aside is None:
+            self._aside = torch.zeros_like(self.open)
+        self.open[n], self._aside[n] = False, True
+        for part, values in space.inner(coordinates):
+            squares = space.norms[part] ** 2 + space.norms[n] ** 2
+            # A coarse look at all points, within the rounding of a scan, then a fine one at the few left.
+            near = (squares - 2 * values <= (_SAME + space.resolution) * squares) & self.open[part]
+            index = near.nonzero()[:, 0] + part.start
+            squares = space.norms[index] ** 2 + space.norms[n] ** 2
+            index = index[squares - 2 * space.inner_at(coordinates, index) <= _SAME * squares]
+            self.open[index], self._aside[index] = False, True
+
+    def reopen(self) -> None:
+        """Nothing but duplicates is left: let them in after all."""
+        self._admits_twins = True
+        if self._aside is not None:
+            self.open |= self._aside
+
+
+@dataclass(frozen=True)
+class Selector(ABC, Generic[Source]):
+    """Turns a space or a score into a batch; a frozen dataclass whose fields are its options."""
+
+    def select(
+        self,
+        source: Source,
+        budget: int,
+        *,
+        pending: Iterable[int] = (),
+        exclude: Iterable[int] = (),
+        seed: int | torch.Generator = 0,
+    ) -> Batch:
+        """Choose ``budget`` distinct points.
+
+        Parameters
+        ----------
+        source : a space, or a score for selectors that rank.
+        pending : points already sent for labelling. They count as if they were in the batch and are
+            not chosen again.
+        exclude : points that cannot be labelled. They stay part of the pool that the batch stands for.
+        seed : for selectors that draw at random; the same seed gives the same batch.
+        """
+        size = len(source)
+        if isinstance(budget, bool) or not isinstance(budget, int | np.integer) or budget < 1:
+            raise InputError(f"budget is {budget!r}, expected a whole number of at least 1")
+        if budget > size:
+            raise InputError(f"budget is {budget}, but the pool holds {size} points")
+        waiting = check_index(pending, size, "pending")
+        closed = check_index(exclude, size, "exclude")
+        if isinstance(source, Space):
+            can = source.selectable.clone()
+            zero = int((~can).sum())
+            if zero:
+                first = int((~can).int().argmax())
+                warnings.warn(
+                    f"{zero} of {size} vectors have zero norm (first: index {first}) and can never be "
+                    "selected; drop them or check for a constant likelihood",
+                    stacklevel=2,
+                )
+        else:
+            can, zero = torch.ones(size, dtype=torch.bool), 0
+        can[waiting] = False
+        can[closed] = False
+        if self.exact_size and budget > int(can.sum()):
+            raise InputError(
+                f"budget is {budget}, but only {int(can.sum())} of {size} points can be chosen: "
+                f"{len(waiting)} are pending, {len(closed)} excluded, {zero} of norm zero"
+            )
+        account = Account(int(budget), waiting, can)
+        weights, residuals = self._choose(source, account, make_generator(seed))
+        index = np.asarray(account.chosen, dtype=np.int64)
+        share = None
+        if isinstance(source, Space):
+            share = information(source, torch.tensor(account.members, device=can.device))
+        return Batch(index, weights, residuals, share)
+
+    @property
+    def exact_size(self) -> bool:
+        """Whether the batch always has exactly ``budget`` points."""
+        return True
+
+    @abstractmethod
+    def _choose(
+        self, source: Source, account: Account, generator: torch.Generator
+    ) -> tuple[Floats | None, Floats | None]:
+        """Fill the account; return weights of the chosen points and a residual per step, where there are."""

@@ -1,0 +1,40 @@
+"""The referee: tries every batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import torch
+
+from coresift.selectors.base import Account, Selector
+from coresift.selectors.information import best_weights
+from coresift.spaces.base import Space
+from coresift.types import Floats, InputError
+
+
+@dataclass(frozen=True)
+class Exhaustive(Selector[Space]):
+    """The best batch there is: the least ||L - L(w)|| over all sets of ``budget`` points and weights w >= 0.
+
+    For small problems only, to hold the others against.
+    """
+
+    max_batches: int = 200_000
+
+    def _choose(self, space: Space, account: Account, generator: torch.Generator) -> tuple[Floats, Floats]:
+        candidates = account.open.nonzero()[:, 0].tolist()
+        count = math.comb(len(candidates), account.budget)
+        if count > self.max_batches:
+            raise InputError(f"there are {count} batches to try, at most {self.max_batches} are allowed")
+        waiting = account.pending.tolist()
+        tried = (
+            (*best_weights(space, torch.tensor([*waiting, *batch])), batch)
+            for batch in combinations(candidates, account.budget)
+        )
+        weights, rest, batch = min(tried, key=lambda trial: trial[1])
+        for n in batch:
+            account.take(n)
+        return weights[len(waiting) :], np.asarray([rest**0.5])

@@ -1,0 +1,106 @@
+"""Selectors that rank points by a score each: top b, its randomised kin, and pure chance."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coresift.scores.base import Score
+from coresift.selectors.base import Account, Selector
+from coresift.types import Floats, InputError
+
+
+@dataclass(frozen=True)
+class RankingSelector(Selector[Score]):
+    """Takes points in descending order of a value; ties go to the lower index, duplicates come last."""
+
+    @abstractmethod
+    def _values(self, score: Score, generator: torch.Generator) -> Tensor:
+        """(N,) what to rank by."""
+
+    def _choose(
+        self, score: Score, account: Account, generator: torch.Generator
+    ) -> tuple[Floats | None, Floats | None]:
+        ranked = self._values(score, generator).argsort(descending=True, stable=True)
+        order = ranked[account.open[ranked]].numpy()
+        seen = set(score.identity(account.pending)) if len(account.pending) else set()
+        twins: list[int] = []
+        for start in range(0, len(order), 2 * account.budget):
+            part = order[start : start + 2 * account.budget]
+            for n, identity in zip(part.tolist(), score.identity(part), strict=True):
+                if identity in seen:
+                    twins.append(n)
+                elif not account.full:
+                    seen.add(identity)
+                    account.take(n)
+            if account.full:
+                break
+        for n in twins[: account.budget - len(account.chosen)]:
+            account.take(n)
+        return None, None
+
+
+@dataclass(frozen=True)
+class TopB(RankingSelector):
+    """The b points of the highest score. Fast, and clumped: near-equal points have near-equal scores.
+
+    >>> TopB().select(Score(torch.tensor([0.1, 0.9, 0.5])), budget=2).index
+    array([1, 2])
+    """
+
+    def _values(self, score: Score, generator: torch.Generator) -> Tensor:
+        return score.values
+
+
+@dataclass(frozen=True)
+class GumbelTopB(RankingSelector):
+    """The b points of the highest perturbed score: a draw without replacement, spread at no extra cost.
+
+    Parameters
+    ----------
+    kind : what the draw is proportional to: "power" score^beta, "softmax" exp(beta score), "softrank"
+        rank^-beta.
+    beta : how sharp the draw is; zero is uniform, infinity is `TopB`.
+
+    References
+    ----------
+    Kirsch et al., Stochastic Batch Acquisition, 2023.
+    """
+
+    kind: Literal["power", "softmax", "softrank"] = "power"
+    beta: float = 1.0
+
+    def _values(self, score: Score, generator: torch.Generator) -> Tensor:
+        values = score.values.double()
+        if self.kind == "power":
+            if bool((values < -1e-6 * values.abs().max()).any()):
+                raise InputError(
+                    f"the smallest score is {float(values.min()):.3g}, but a power needs scores of at least "
+                    'zero; use kind="softmax" or "softrank"'
+                )
+            logits = values.clamp(min=1e-300).log()
+        elif self.kind == "softmax":
+            logits = values
+        elif self.kind == "softrank":
+            logits = -(values.argsort(descending=True, stable=True).argsort() + 1.0).double().log()
+        else:
+            raise InputError(f"kind is {self.kind!r}, expected 'power', 'softmax' or 'softrank'")
+        return self.beta * logits + _gumbel(len(score), generator)
+
+
+@dataclass(frozen=True)
+class UniformRandom(RankingSelector):
+    """Any points, all equally likely: the baseline to beat."""
+
+    def _values(self, score: Score, generator: torch.Generator) -> Tensor:
+        return _gumbel(len(score), generator)
+
+
+def _gumbel(size: int, generator: torch.Generator) -> Tensor:
+    uniform = torch.rand(size, dtype=torch.float64, generator=generator)
+    return -torch.log(-torch.log(uniform.clamp(min=np.finfo(np.float64).tiny)))

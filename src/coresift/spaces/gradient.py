@@ -1,0 +1,59 @@
+"""The gradient space of BADGE: the last layer's loss gradient if the most likely label were the true one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Categorical
+
+from coresift.models.base import Posterior
+from coresift.pool import Pool, as_pool, blocks
+from coresift.spaces.features import model_features
+from coresift.spaces.outer import OuterSpace, stored_outer_space
+from coresift.types import InputError
+
+
+def badge_space(
+    posterior: Posterior,
+    pool: Pool,
+    labelled: Tensor | None = None,
+    features: Pool | None = None,
+    labelled_features: Tensor | None = None,
+) -> OuterSpace:
+    """The gradient (p_n - onehot(argmax p_n)) (x) features_n of each point.
+
+    Parameters
+    ----------
+    features : the model's features of the pool, where the posterior itself has none to give.
+
+    References
+    ----------
+    Ash et al., Deep Batch Active Learning by Diverse, Uncertain Gradient Lower Bounds, 2020.
+    """
+
+    def map_rows(source: Pool, seen: Pool | None) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            probs = torch.cat([class_probabilities(posterior, block.x) for block in blocks(source)])
+            guess = torch.nn.functional.one_hot(probs.argmax(1), probs.shape[1])
+            rows = [model_features(None if seen else posterior, block.x) for block in blocks(seen or source)]
+        return probs - guess, torch.cat(rows)
+
+    mapped = None
+    if labelled is not None:
+        mapped = map_rows(
+            as_pool(labelled), None if labelled_features is None else as_pool(labelled_features)
+        )
+    return stored_outer_space(*map_rows(pool, features), labelled=mapped)
+
+
+def class_probabilities(posterior: Posterior, x: Tensor) -> Tensor:
+    """(n, C) predictive class probabilities; an error where the model predicts no classes."""
+    predictive = posterior.predictive(x)
+    if isinstance(predictive, Categorical):
+        return predictive.probs
+    if isinstance(predictive, Bernoulli):
+        return torch.stack([1 - predictive.probs, predictive.probs], -1)
+    raise InputError(
+        f"this strategy needs class probabilities, but the model predicts a {type(predictive).__name__}; "
+        "choose one that works for regression, such as 'acs-fw', 'maxent' or 'k-center'"
+    )

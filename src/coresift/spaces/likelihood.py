@@ -1,0 +1,142 @@
+"""Likelihood spaces: L_n(theta) = E[log p(y | x_n, theta)] + H[y | x_n] under the Euclidean product."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Distribution, Normal, StudentT, kl_divergence, register_kl
+
+from coresift.models.base import Posterior
+from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
+from coresift.pool import Pool, as_pool, blocks
+from coresift.spaces.base import Space
+from coresift.spaces.linear import linear_likelihood_space
+from coresift.spaces.vectors import VectorSpace
+from coresift.special import student_t_entropy
+from coresift.types import InputError
+
+# Numbers held at a time while a block of points is mapped.
+_WORKING_SET = 2**22
+# Outcomes drawn for a pair of distributions whose divergence has no formula.
+_NUM_OUTCOMES = 64
+
+
+def default_num_samples(budget: int) -> int:
+    """J, the number of posterior samples behind a batch of ``budget`` points.
+
+    In J dimensions about J points already reproduce the whole pool and every further choice is blind, so
+    J is twice the budget: at least 128, since inner products have a relative error of about 1/sqrt(J),
+    and at most 1024, since memory and time grow with J.
+
+    >>> [default_num_samples(budget) for budget in (10, 200, 5000)]
+    [128, 400, 1024]
+    """
+    return min(max(2 * budget, 128), 1024)
+
+
+def likelihood_space(
+    posterior: Posterior,
+    pool: Pool,
+    num_samples: int = 256,
+    *,
+    generator: torch.Generator,
+    labelled: Tensor | None = None,
+    centred: bool = False,
+    exact: bool = True,
+) -> Space:
+    """The space of expected log-likelihoods: in closed form for linear regression, sampled for all else.
+
+    Pass ``exact=False`` for the sampled one in any case. The arguments are those of
+    `sampled_likelihood_space`.
+    """
+    if exact and isinstance(posterior, LinearPosterior | NormalInverseGammaPosterior):
+        return linear_likelihood_space(posterior, pool, labelled, centred)
+    return sampled_likelihood_space(
+        posterior, pool, num_samples, generator=generator, labelled=labelled, centred=centred
+    )
+
+
+def sampled_likelihood_space(
+    posterior: Posterior,
+    pool: Pool,
+    num_samples: int = 256,
+    *,
+    generator: torch.Generator,
+    labelled: Tensor | None = None,
+    centred: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> VectorSpace:
+    """Random projections for any model (paper, Algorithm 2): column n is [L_n(theta_1..theta_J)] / sqrt(J).
+
+    Parameters
+    ----------
+    posterior : sampled once; the same theta_1..theta_J serve all points.
+    num_samples : J; see `default_num_samples`. Fewer where the posterior holds fewer.
+    labelled : (M, ...) labelled points, to be mapped along.
+    centred : subtract each point's mean over theta, so that inner products estimate covariances. A
+        constant added to a log-likelihood leaves the posterior as it was; only the centred product is
+        blind to it.
+    dtype : of the stored (J, N) vectors.
+
+    >>> from coresift.models.samples import ClassSamples
+    >>> probs_N_K_C = torch.tensor([[[0.9, 0.1], [0.1, 0.9]], [[0.5, 0.5], [0.5, 0.5]]])
+    >>> space = sampled_likelihood_space(ClassSamples(2), as_pool(probs_N_K_C), generator=torch.Generator())
+    >>> space.norms.round(decimals=3)
+    tensor([0.5110, 0.0000], dtype=torch.float64)
+    """
+    if num_samples < 1:
+        raise InputError(f"num_samples is {num_samples}, expected at least 1")
+    theta = posterior.sample(num_samples, generator)
+    seed = int(torch.randint(2**62, (), generator=generator))
+
+    def map_rows(source: Pool) -> Tensor:
+        first = posterior.conditional(next(source.chunks()).x[:1], theta)
+        width = first.probs.shape[-1] if isinstance(first, Categorical) else first.event_shape.numel()
+        size = min(max(_WORKING_SET // (first.batch_shape[0] * width), 64), 8192)
+        vectors = torch.empty(first.batch_shape[0], len(source), dtype=dtype)
+        for block in blocks(source, size):
+            predictive, conditional = posterior.predictive(block.x), posterior.conditional(block.x, theta)
+            values = expected_log_likelihood(predictive, conditional, seed + block.start)
+            if centred:
+                values = values - values.mean(0)
+            if block.start == 0:
+                vectors = vectors.to(values.device)
+            vectors[:, block.start : block.start + len(block)] = values / math.sqrt(len(values))
+        return vectors
+
+    with torch.no_grad():
+        return VectorSpace(map_rows(pool), None if labelled is None else map_rows(as_pool(labelled)))
+
+
+def expected_log_likelihood(predictive: Distribution, conditional: Distribution, seed: int = 0) -> Tensor:
+    """(J, n) L_n(theta_j) = -KL(p(y | x_n, D0) || p(y | x_n, theta_j)), at most zero.
+
+    Any pair known to `torch.distributions.kl_divergence` is exact; a new pair joins through `register_kl`.
+    For the others the expectation is taken over outcomes drawn from the predictive.
+
+    Parameters
+    ----------
+    predictive : batch shape (n,).
+    conditional : batch shape (J, n).
+    """
+    predictive = predictive.expand(conditional.batch_shape)
+    try:
+        return -kl_divergence(predictive, conditional)
+    except NotImplementedError:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            # The same outcomes for every theta: what differs between samples is then theta alone.
+            outcomes = predictive.expand(conditional.batch_shape[1:]).sample((_NUM_OUTCOMES, 1))
+        surplus = conditional.log_prob(outcomes) - predictive.log_prob(outcomes)
+        return surplus.mean(0)
+
+
+@register_kl(StudentT, Normal)  # type: ignore[no-untyped-call, untyped-decorator]
+def _kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
+    """Cross-entropy minus entropy; infinite where the variance of the t is (two degrees or fewer)."""
+    cross = (
+        0.5 * math.log(2 * math.pi) + q.scale.log() + (p.variance + (p.loc - q.loc) ** 2) / (2 * q.variance)
+    )
+    return cross - student_t_entropy(p.df, p.scale)

@@ -1,0 +1,129 @@
+"""Outer-product spaces: two linear kernels multiplied, a column in O(N d).
+
+Many closed forms have vectors of the shape ``left_n (x) right_n``: a gradient with respect to the weights of
+a linear layer is the outer product of an output error and a feature, and the square of a linear kernel
+is one with itself. Their inner products multiply, so the outer products are never written out:
+
+    <n, m> = scale (left_n^T A left_m) (right_n^T B right_m) + offset_n^T C offset_m
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coresift.pool import ArrayPool, Pool, blocks
+from coresift.spaces.base import KernelSpace
+
+
+@dataclass(frozen=True)
+class OuterKernel:
+    """The kernel above.
+
+    Attributes
+    ----------
+    sides : chunk (n, ...) -> left (n, p) and right (n, q), both float64. Called for every column, so cheap.
+    left_metric : A (p, p), right_metric : B (q, q); the identity where ``None``.
+    scale : factor of the product.
+    offset : chunk (n, ...) -> (n, r) float64, called once and kept.
+    offset_metric : C (r, r).
+    """
+
+    sides: Callable[[Tensor], tuple[Tensor, Tensor]]
+    left_metric: Tensor | None = None
+    right_metric: Tensor | None = None
+    scale: float = 1.0
+    offset: Callable[[Tensor], Tensor] = field(default=lambda x: torch.zeros(len(x), 0, dtype=torch.float64))
+    offset_metric: Tensor | None = None
+
+    def squares(self, x: Tensor) -> Tensor:
+        """(n,) <n, n>."""
+        left, right = self.sides(x)
+        offset = self.offset(x)
+        product = _quadratic(left, self.left_metric) * _quadratic(right, self.right_metric)
+        return (self.scale * product + _quadratic(offset, self.offset_metric)).clamp(min=0)
+
+    def product(self, x: Tensor, offset: Tensor, y: Tensor) -> Tensor:
+        """(n, m) inner products of points ``x``, whose offsets are known, with points ``y``."""
+        left, right = self.sides(x)
+        to_left, to_right = self.sides(y)
+        product = left @ _times(to_left, self.left_metric).mT
+        product *= right @ _times(to_right, self.right_metric).mT
+        return product.mul_(self.scale).add_(offset @ _times(self.offset(y), self.offset_metric).mT)
+
+
+class OuterSpace(KernelSpace):
+    """A pool under an `OuterKernel`.
+
+    Parameters
+    ----------
+    kernel : the inner product.
+    pool : the points, read once per column in blocks, so that a pool on disk stays there.
+    labelled : (M, ...) labelled points, the first centres of distance selectors.
+    """
+
+    def __init__(self, kernel: OuterKernel, pool: Pool, labelled: Tensor | None = None) -> None:
+        self.kernel, self.pool, self.labelled = kernel, pool, labelled
+        cross: Tensor | None = None  # (p, q), sum_m left_m right_m^T: all that the row sums need of the pool
+        squares, offsets = [], []
+        for block in blocks(pool):
+            left, right = kernel.sides(block.x)
+            cross = left.mT @ right if cross is None else cross + left.mT @ right
+            squares.append(kernel.squares(block.x))
+            offsets.append(kernel.offset(block.x))
+        assert cross is not None, "a pool holds at least one row"
+        self.norms = torch.cat(squares).sqrt()
+        self._offset = torch.cat(offsets)
+        middle = kernel.scale * _times(_times(cross.mT, kernel.left_metric).mT, kernel.right_metric)
+        self._total = self._offset @ _times(self._offset.sum(0), kernel.offset_metric)
+        for block in blocks(pool, check=False):
+            left, right = kernel.sides(block.x)
+            self._total[block.start : block.start + len(block)] += ((left @ middle) * right).sum(1)
+
+    def _column(self, x: Tensor) -> Tensor:
+        """(N,) inner products of the pool with one point ``x`` (1, ...)."""
+        column = torch.empty_like(self.norms)
+        for block in blocks(self.pool, check=False):
+            part = slice(block.start, block.start + len(block))
+            column[part] = self.kernel.product(block.x, self._offset[part], x)[:, 0]
+        return column
+
+    def total(self) -> Tensor:
+        return self._total
+
+    def coordinates(self, n: int) -> Tensor:
+        return self._column(self.pool.take([n]))
+
+    def gram(self, index: Tensor) -> Tensor:
+        x = self.pool.take(index.cpu().numpy())
+        return self.kernel.product(x, self._offset[index], x)
+
+    def anchors(self) -> Iterator[tuple[Tensor, float]]:
+        if self.labelled is not None:
+            for x in self.labelled.unsqueeze(1):
+                yield self._column(x), float(self.kernel.squares(x))
+
+
+def _times(side: Tensor, metric: Tensor | None) -> Tensor:
+    return side if metric is None else side @ metric
+
+
+def _quadratic(side: Tensor, metric: Tensor | None) -> Tensor:
+    """(n,) side_n^T metric side_n."""
+    return (_times(side, metric) * side).sum(-1)
+
+
+def stored_outer_space(
+    left: Tensor, right: Tensor, labelled: tuple[Tensor, Tensor] | None = None
+) -> OuterSpace:
+    """Points whose sides, left (N, p) and right (N, q), are computed already; likewise for labelled ones."""
+    width = left.shape[1]
+
+    def sides(rows: Tensor) -> tuple[Tensor, Tensor]:
+        return rows[:, :width].double(), rows[:, width:].double()
+
+    anchors = None if labelled is None else torch.cat(labelled, 1)
+    return OuterSpace(OuterKernel(sides), ArrayPool(torch.cat([left, right], 1)), anchors)

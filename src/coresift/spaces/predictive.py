@@ -1,0 +1,52 @@
+"""The predictive covariance as a space: what greedy log-determinant batches are built on."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical
+
+from coresift.models.base import Posterior
+from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
+from coresift.pool import Pool, as_pool, blocks
+from coresift.spaces.vectors import VectorSpace
+
+
+def predictive_space(
+    posterior: Posterior,
+    pool: Pool,
+    num_samples: int = 256,
+    *,
+    generator: torch.Generator,
+    labelled: Tensor | None = None,
+) -> VectorSpace:
+    """Vectors whose inner products are the covariances of the predicted means, in units of the noise.
+
+    Linear regression: x_n^T S x_m / s0^2, exactly, so that log det(I + K) is twice the information the
+    labels of a set would give about theta. Other models: the covariance over J samples of the mean of y,
+    divided by the noise's standard deviation; for classes, of the indicator of each class divided by the
+    square root of its probability, added up over classes.
+    """
+    theta = posterior.sample(num_samples, generator)
+
+    def deviations(x: Tensor) -> Tensor:
+        """(n, J) or (n, d) rows of the factor."""
+        if isinstance(posterior, LinearPosterior):
+            return posterior.features(x) @ (posterior.factor / math.sqrt(posterior.noise_variance))
+        if isinstance(posterior, NormalInverseGammaPosterior):
+            return posterior.features(x) @ posterior.factor
+        each = posterior.conditional(x, theta)
+        if isinstance(each, Categorical):
+            mean = each.probs.mean(0)
+            values = (each.probs - mean) / mean.sqrt()
+        else:
+            values = (each.mean - each.mean.mean(0)) / each.variance.mean(0).sqrt()
+        return values.transpose(0, 1).flatten(1) / math.sqrt(len(values))
+
+    def map_rows(source: Pool) -> Tensor:
+        with torch.no_grad():
+            return torch.cat([deviations(block.x) for block in blocks(source, 1024)]).mT.contiguous()
+
+    return VectorSpace(map_rows(pool), None if labelled is None else map_rows(as_pool(labelled)))

@@ -1,0 +1,306 @@
+"""The named methods: each a pair of a space or score and a selector; and `select`, the one-line way in."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coresift.models.base import Posterior
+from coresift.models.samples import ClassSamples, GaussianSamples
+from coresift.pool import Pool, PoolLike, as_pool
+from coresift.scores.bald import bald
+from coresift.scores.base import Score
+from coresift.scores.entropy import entropy
+from coresift.scores.simple import acs_norm, margin, variance
+from coresift.selectors.base import Selector
+from coresift.selectors.distance import LCMD, KCenter, KMeansPlusPlus
+from coresift.selectors.frank_wolfe import FrankWolfe
+from coresift.selectors.giga import GIGA
+from coresift.selectors.kmedoids import KMedoids
+from coresift.selectors.log_det import GreedyLogDet
+from coresift.selectors.ranking import GumbelTopB, TopB, UniformRandom
+from coresift.spaces.base import Space
+from coresift.spaces.features import feature_space
+from coresift.spaces.fisher import fisher_space
+from coresift.spaces.gradient import badge_space
+from coresift.spaces.likelihood import default_num_samples, likelihood_space
+from coresift.spaces.predictive import predictive_space
+from coresift.types import Batch, InputError, make_generator
+
+DEFAULT = "acs-fw"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that a space or a score may be built from.
+
+    Attributes
+    ----------
+    pool : the unlabelled points.
+    posterior_or_none : the model; `posterior` raises where a strategy needs one and there is none.
+    labelled : (M, ...) labelled points, in the form of the pool's rows.
+    features, labelled_features : where distances are to be measured, if the model has no features itself.
+    num_samples : J, how many posterior samples to draw.
+    """
+
+    pool: Pool
+    posterior_or_none: Posterior | None
+    labelled: Tensor | None
+    features: Pool | None
+    labelled_features: Tensor | None
+    num_samples: int
+    generator: torch.Generator
+
+    @property
+    def posterior(self) -> Posterior:
+        if self.posterior_or_none is None:
+            raise InputError(
+                "this strategy needs a model: pass posterior=, probs= or means= and variances=; "
+                "'random' and 'k-center' do without"
+            )
+        return self.posterior_or_none
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A named method.
+
+    Attributes
+    ----------
+    build : makes the space or the score.
+    selector : chooses from it.
+    about : one line for people.
+    """
+
+    build: Callable[[Problem], Any]
+    selector: Selector[Any]
+    about: str
+
+    def run(
+        self, problem: Problem, budget: int, pending: Iterable[int] = (), exclude: Iterable[int] = ()
+    ) -> Batch:
+        """Build, then choose."""
+        space = self.build(problem)
+        return self.selector.select(space, budget, pending=pending, exclude=exclude, seed=problem.generator)
+
+
+def _likelihood(problem: Problem, centred: bool = False) -> Space:
+    return likelihood_space(
+        problem.posterior,
+        problem.pool,
+        problem.num_samples,
+        generator=problem.generator,
+        labelled=problem.labelled,
+        centred=centred,
+    )
+
+
+def _centred(problem: Problem) -> Space:
+    return _likelihood(problem, centred=True)
+
+
+def _fisher(problem: Problem) -> Space:
+    return fisher_space(
+        problem.posterior,
+        problem.pool,
+        problem.num_samples,
+        generator=problem.generator,
+        labelled=problem.labelled,
+    )
+
+
+def _predictive(problem: Problem) -> Space:
+    return predictive_space(
+        problem.posterior,
+        problem.pool,
+        problem.num_samples,
+        generator=problem.generator,
+        labelled=problem.labelled,
+    )
+
+
+def _features(problem: Problem) -> Space:
+    if problem.features is not None:
+        return feature_space(None, problem.features, problem.labelled_features)
+    return feature_space(problem.posterior_or_none, problem.pool, problem.labelled)
+
+
+def _badge(problem: Problem) -> Space:
+    return badge_space(
+        problem.posterior, problem.pool, problem.labelled, problem.features, problem.labelled_features
+    )
+
+
+def _bald(problem: Problem) -> Score:
+    return bald(problem.posterior, problem.pool, problem.num_samples, generator=problem.generator)
+
+
+def _entropy(problem: Problem) -> Score:
+    return entropy(problem.posterior, problem.pool)
+
+
+def _margin(problem: Problem) -> Score:
+    return margin(problem.posterior, problem.pool)
+
+
+def _variance(problem: Problem) -> Score:
+    return variance(problem.posterior, problem.pool)
+
+
+def _norm(problem: Problem) -> Score:
+    return acs_norm(_likelihood(problem), problem.pool)
+
+
+def _nothing(problem: Problem) -> Score:
+    return Score(torch.zeros(len(problem.pool)), problem.pool)
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "acs-fw": Strategy(_likelihood, FrankWolfe(), "likelihood space, Frank-Wolfe: the paper's method"),
+    "acs-fisher": Strategy(_fisher, FrankWolfe(), "Fisher space, Frank-Wolfe: the paper's closed forms"),
+    "acs-giga": Strategy(_likelihood, GIGA(), "likelihood space, geodesic ascent"),
+    "acs-kmeans++": Strategy(_likelihood, KMeansPlusPlus(), "likelihood space, k-means++ draws"),
+    "acs-lcmd": Strategy(_likelihood, LCMD(), "likelihood space, largest cluster and maximum distance"),
+    "acs-centred-lcmd": Strategy(_centred, LCMD(), "the same on centred likelihoods"),
+    "acs-norm": Strategy(_norm, TopB(), "the longest vectors of the likelihood space"),
+    "bald": Strategy(_bald, TopB(), "most information about the model, point by point"),
+    "power-bald": Strategy(_bald, GumbelTopB("power"), "BALD, drawn in proportion"),
+    "softmax-bald": Strategy(_bald, GumbelTopB("softmax"), "BALD, drawn by its exponential"),
+    "softrank-bald": Strategy(_bald, GumbelTopB("softrank"), "BALD, drawn by rank"),
+    "maxent": Strategy(_entropy, TopB(), "highest predictive entropy"),
+    "margin": Strategy(_margin, TopB(), "smallest gap between the two likeliest classes"),
+    "variance": Strategy(_variance, TopB(), "highest predictive variance"),
+    "badge": Strategy(_badge, KMeansPlusPlus(), "hypothetical loss gradients, k-means++ draws"),
+    "greedy-logdet": Strategy(_predictive, GreedyLogDet(), "jointly most informative labels"),
+    "k-center": Strategy(_features, KCenter(), "farthest first in the model's features"),
+    "k-medoids": Strategy(_features, KMedoids(), "middles of clusters of the model's features"),
+    "lcmd": Strategy(_features, LCMD(), "largest cluster and maximum distance in the model's features"),
+    "random": Strategy(_nothing, UniformRandom(), "chance, the baseline to beat"),
+}
+
+
+def find_strategy(strategy: str | Strategy) -> Strategy:
+    """Look a strategy up by name; an unknown name raises an error that says the near ones."""
+    if isinstance(strategy, Strategy):
+        return strategy
+    if strategy in STRATEGIES:
+        return STRATEGIES[strategy]
+    near = difflib.get_close_matches(strategy.lower(), STRATEGIES, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(STRATEGIES)}"
+    raise InputError(f"unknown strategy {strategy!r}; {hint}")
+
+
+def select(
+    pool: PoolLike | None = None,
+    *,
+    budget: int,
+    strategy: str | Strategy = DEFAULT,
+    posterior: Posterior | None = None,
+    probs: Any = None,
+    means: Any = None,
+    variances: Any = None,
+    labelled: Any = None,
+    features: PoolLike | None = None,
+    labelled_features: Any = None,
+    pending: Iterable[int] = (),
+    exclude: Iterable[int] = (),
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> Batch:
+    """Choose which points to label next.
+
+    The model comes in one of three ways: a ``posterior`` with a ``pool`` for it to read; class probabilities
+    ``probs`` of K posterior samples, ensemble members or dropout passes; or Gaussian ``means`` and
+    ``variances`` of the same.
+
+    Parameters
+    ----------
+    pool : the unlabelled points: array, tensor, data frame, or path of a .npy, Parquet or Arrow file.
+    budget : how many points to choose; exactly so many come back.
+    strategy : a name from `STRATEGIES`, or a `Strategy`.
+    probs : (K, N, C) class probabilities.
+    means, variances : (K, N) Gaussian predictions; ``variances`` may be anything that broadcasts, such as one
+        noise variance.
+    labelled : the points that have labels already, for strategies that keep a distance from them. In the form
+        of what stands for the pool: rows (M, d), probabilities (K, M, C), or means (K, M).
+    features, labelled_features : (N, D) and (M, D), where 'k-center', 'k-medoids', 'lcmd' and 'badge' measure
+        distances; by default the model's own features, or the pool's rows.
+    pending : points already sent for labelling: they count as taken and are not chosen again.
+    exclude : points that cannot be labelled.
+    num_samples : J; grows with the budget by default (see `default_num_samples`).
+    seed : the same seed gives the same batch.
+
+    >>> probs_K_N_C = torch.softmax(torch.randn(20, 100, 3, generator=torch.Generator().manual_seed(0)), -1)
+    >>> batch = select(probs=probs_K_N_C, budget=5)
+    >>> len(set(batch.index.tolist()))
+    5
+    """
+    method = find_strategy(strategy)
+    ways = [posterior is not None, probs is not None, means is not None]
+    if sum(ways) > 1:
+        raise InputError("pass only one of posterior=, probs= and means=")
+    if (means is None) != (variances is None):
+        raise InputError(
+            "means= and variances= go together; for an ensemble without variances pass a noise variance"
+        )
+    if probs is not None:
+        rows = _samples_first(probs, "probs", 3)
+        posterior, source = ClassSamples(rows.shape[0]), as_pool(_rows_first(rows))
+        labelled = None if labelled is None else _rows_first(_samples_first(labelled, "labelled", 3))
+    elif means is not None:
+        rows = _gaussian(means, variances)
+        posterior, source = GaussianSamples(rows.shape[0]), as_pool(_rows_first(rows))
+        labelled = None if labelled is None else _rows_first(_gaussian(labelled, variances))
+    elif pool is not None:
+        source = as_pool(pool)
+    else:
+        raise InputError("nothing to choose from: pass a pool, or probs=, or means= and variances=")
+    known = None if features is None else as_pool(features)
+    if known is not None and len(known) != len(source):
+        raise InputError(f"features hold {len(known)} points, but the pool holds {len(source)}")
+    problem = Problem(
+        pool=source,
+        posterior_or_none=posterior,
+        labelled=None if labelled is None else _tensor(labelled),
+        features=known,
+        labelled_features=None if labelled_features is None else _tensor(labelled_features),
+        num_samples=default_num_samples(budget) if num_samples is None else num_samples,
+        generator=make_generator(seed),
+    )
+    return method.run(problem, budget, pending, exclude)
+
+
+def _tensor(values: Any) -> Tensor:
+    return values.detach() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+
+
+def _samples_first(values: Any, name: str, dimensions: int) -> Any:
+    rows = values.detach() if isinstance(values, Tensor) else np.asanyarray(values)
+    if rows.ndim != dimensions:
+        axes = "(samples, points, classes)" if dimensions == 3 else "(samples, points)"
+        raise InputError(f"{name} has shape {tuple(rows.shape)}, expected {axes}")
+    return rows
+
+
+def _rows_first(values: Any) -> Any:
+    """(K, N, ...) -> (N, K, ...), as a view."""
+    return values.transpose(0, 1) if isinstance(values, Tensor) else np.swapaxes(values, 0, 1)
+
+
+def _gaussian(means: Any, variances: Any) -> Tensor:
+    """(K, N, 2) means and variances."""
+    mean = _tensor(_samples_first(means, "means", 2))
+    mean = mean if mean.is_floating_point() else mean.double()
+    spread = torch.as_tensor(variances if isinstance(variances, Tensor) else np.asarray(variances)).to(mean)
+    try:
+        return torch.stack([mean, spread.expand(mean.shape)], -1)
+    except RuntimeError:
+        raise InputError(
+            f"variances of shape {tuple(spread.shape)} do not broadcast to means of shape {tuple(mean.shape)}"
+        ) from None
