@@ -73,7 +73,7 @@ class ArrayPool:
             yield Chunk(start, as_float(self.rows[start : start + self.chunk_size]))
 
     def take(self, index: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
-        return as_float(self.rows[np.asarray(index, dtype=np.int64)])
+        return as_float(self.rows[np.ascontiguousarray(index, dtype=np.int64)])
 
 
 class ArrowPool:

@@ -47,7 +47,7 @@ class Batch:
         ``||L - L(w)||`` for Frank-Wolfe and its kin, the covering radius for K-Center, and so on.
     information : share of the pool's information the batch carries, together with pending points:
         ``1 - ||L - L(w)||^2 / ||L||^2`` with the best non-negative weights ``w`` on those points.
-        ``None`` where a selector saw only scores.
+        ``None`` where the selector saw scores or features, which do not add up to anything.
     """
 
     index: Index

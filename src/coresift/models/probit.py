@@ -106,7 +106,7 @@ class BayesianProbitRegression:
     method: Literal["ep", "laplace"] = "ep"
     prior_mean: float | Tensor = 0.0
     prior_covariance: float | Tensor = 1.0
-    max_iterations: int = 200
+    max_iterations: int = 1000
     tolerance: float = 1e-8
 
     def __post_init__(self) -> None:
@@ -137,10 +137,10 @@ class BayesianProbitRegression:
 
         Each label's likelihood is replaced by a site exp(shift_n f - precision_n f^2 / 2) in f = theta^T x_n,
         chosen so that swapping it for the likelihood leaves mean and variance of f unchanged. All sites
-        are updated together, halfway each time: without the damping they can overshoot in turn.
+        are updated together, part of the way each time, and less far once they are seen to overshoot.
         """
         site_precision, site_shift = torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0])
-        shift = prior_precision @ prior_mean
+        shift, damping, change = prior_precision @ prior_mean, 0.5, math.inf
         for _ in range(self.max_iterations):
             mean, covariance = _gaussian(prior_precision, shift, x, site_precision, site_shift)
             f_mean, f_variance = x @ mean, _quadratic(x, covariance)
@@ -155,15 +155,19 @@ class BayesianProbitRegression:
             # 1 / tilted variance - 1 / cavity variance, and likewise for the shift, without dividing by a
             # variance that is zero for a row of zeros.
             kept = 1 - cavity_variance * curvature
-            precision_step = 0.5 * (curvature / kept - site_precision)
-            shift_step = 0.5 * ((cavity_mean * curvature + slope) / kept - site_shift)
-            site_precision, site_shift = site_precision + precision_step, site_shift + shift_step
+            precision_step = curvature / kept - site_precision
+            shift_step = (cavity_mean * curvature + slope) / kept - site_shift
+            previous = change
             change = float((precision_step * f_variance).norm() + (shift_step * f_variance.sqrt()).norm())
             if change < self.tolerance:
                 break
+            if change > previous:
+                damping /= 2
+            site_precision = site_precision + damping * precision_step
+            site_shift = site_shift + damping * shift_step
         else:
             self._warn("expectation propagation", change)
-        return _gaussian(prior_precision, shift, x, site_precision, site_shift)
+        return mean, covariance
 
     def _climb(self, x: Tensor, prior_mean: Tensor, prior_precision: Tensor) -> tuple[Tensor, Tensor]:
         """Laplace: the mode (d,), by Newton's method, and the inverse curvature there (d, d)."""
@@ -177,7 +181,7 @@ class BayesianProbitRegression:
             slope, curvature = _log_cdf_derivatives(x @ mode)
             gradient = x.mT @ slope - prior_precision @ (mode - prior_mean)
             step, covariance = _gaussian(prior_precision, gradient, x, curvature, torch.zeros_like(slope))
-            change = float(gradient @ step) ** 0.5  # the step's length in posterior standard deviations
+            change = max(float(gradient @ step), 0.0) ** 0.5  # the step in posterior standard deviations
             if change < self.tolerance:
                 break
             # A full step may overshoot far from the mode, and near it can lower the density by rounding.

@@ -140,7 +140,7 @@ class Selector(ABC, Generic[Source]):
         weights, residuals = self._choose(source, account, make_generator(seed))
         index = np.asarray(account.chosen, dtype=np.int64)
         share = None
-        if isinstance(source, Space):
+        if isinstance(source, Space) and source.additive:
             share = information(source, torch.tensor(account.members, device=can.device))
         return Batch(index, weights, residuals, share)
 

@@ -46,7 +46,7 @@ class KMedoids(Selector[Space]):
         among = np.ascontiguousarray(distance[: len(candidates), : len(candidates)])
         start = torch.randperm(len(candidates), generator=generator)[:count].numpy().astype(np.uint64)
         # One thread and an own start: the same seed gives the same medoids on any machine.
-        result = fasterpam(among, start, max_iter=100, random_state=0, n_cpu=1)
+        result = fasterpam(among, start, n_cpu=1)
         medoids = np.asarray(result.medoids, dtype=np.int64)
         _, held = linear_sum_assignment(distance[len(candidates) :, medoids])
         medoids = np.delete(medoids, held[: count - account.budget])

@@ -23,10 +23,13 @@ class Space(ABC):
     ----------
     norms : (N,) float64, ||L_n||.
     resolution : relative rounding error of an inner product; nearer points count as the same.
+    additive : whether the sum of the vectors is what the pool says as a whole, as it is for likelihoods and
+        their gradients, but not for features.
     """
 
     norms: Tensor
     resolution: float = 1e-14
+    additive: bool = True
 
     def __len__(self) -> int:
         return len(self.norms)

@@ -16,6 +16,8 @@ class FeatureSpace(VectorSpace):
     Unlike a likelihood, a feature vector of norm zero is a point like any other.
     """
 
+    additive = False
+
     @property
     def selectable(self) -> Tensor:
         return torch.ones_like(self.norms, dtype=torch.bool)

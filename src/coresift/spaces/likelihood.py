@@ -20,7 +20,7 @@ from coresift.types import InputError
 # Numbers held at a time while a block of points is mapped.
 _WORKING_SET = 2**22
 # Outcomes drawn for a pair of distributions whose divergence has no formula.
-_NUM_OUTCOMES = 64
+_NUM_OUTCOMES = 256
 
 
 def default_num_samples(budget: int) -> int:
@@ -121,16 +121,17 @@ def expected_log_likelihood(predictive: Distribution, conditional: Distribution,
     predictive : batch shape (n,).
     conditional : batch shape (J, n).
     """
-    predictive = predictive.expand(conditional.batch_shape)
     try:
-        return -kl_divergence(predictive, conditional)
+        return -kl_divergence(predictive.expand(conditional.batch_shape), conditional)
     except NotImplementedError:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            # The same outcomes for every theta: what differs between samples is then theta alone.
-            outcomes = predictive.expand(conditional.batch_shape[1:]).sample((_NUM_OUTCOMES, 1))
-        surplus = conditional.log_prob(outcomes) - predictive.log_prob(outcomes)
-        return surplus.mean(0)
+            outcomes = predictive.sample((_NUM_OUTCOMES,))
+        # The same outcomes for every theta: what differs between samples is then theta alone.
+        values = torch.zeros(conditional.batch_shape, device=outcomes.device)
+        for outcome in outcomes:
+            values = values + conditional.log_prob(outcome) - predictive.log_prob(outcome)
+        return values / _NUM_OUTCOMES
 
 
 @register_kl(StudentT, Normal)  # type: ignore[no-untyped-call, untyped-decorator]

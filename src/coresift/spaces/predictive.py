@@ -49,4 +49,6 @@ def predictive_space(
         with torch.no_grad():
             return torch.cat([deviations(block.x) for block in blocks(source, 1024)]).mT.contiguous()
 
-    return VectorSpace(map_rows(pool), None if labelled is None else map_rows(as_pool(labelled)))
+    space = VectorSpace(map_rows(pool), None if labelled is None else map_rows(as_pool(labelled)))
+    space.additive = False
+    return space

@@ -1,0 +1,201 @@
+"""Bad input gets a clear error that says what was seen."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from torch.distributions import Laplace, Normal
+
+import coresift
+from coresift import InputError, select
+from coresift.models import (
+    BayesianLinearRegression,
+    FunctionPosterior,
+    LinearPosterior,
+    NormalInverseGammaPosterior,
+)
+from coresift.pool import ArrayPool
+from coresift.scores import Score
+from coresift.selectors import Exhaustive, FrankWolfe, GumbelTopB, TopB
+from coresift.spaces import GramSpace, VectorSpace
+
+PROBS = np.full((4, 10, 2), 0.5)
+X = np.random.default_rng(0).normal(size=(10, 2))
+POSTERIOR = LinearPosterior(torch.zeros(2), torch.eye(2), 1.0)
+
+
+def broken(value, row, column):
+    rows = X.copy()
+    rows[row, column] = value
+    return rows
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("strategy", ["acs-fw", "maxent", "k-center", "acs-fisher", "greedy-logdet"])
+def test_not_a_number(value, strategy):
+    with pytest.raises(InputError, match=rf"{value} in row 7, column 1"):
+        select(broken(value, 7, 1), posterior=POSTERIOR, budget=2, strategy=strategy)
+
+
+def test_not_a_number_far_into_a_chunked_pool():
+    with pytest.raises(InputError, match="row 7, column 0"):
+        select(ArrayPool(broken(np.nan, 7, 0), chunk_size=3), posterior=POSTERIOR, budget=2)
+
+
+def test_large_but_finite_numbers_pass():
+    rows = X.astype(np.float32) * np.float32(1e38)
+    assert len(select(rows, budget=2, strategy="random")) == 2
+
+
+@pytest.mark.parametrize("pool", [np.empty((0, 2)), torch.empty(0, 2)])
+def test_empty_pool(pool):
+    with pytest.raises(InputError, match="the pool is empty"):
+        select(pool, posterior=POSTERIOR, budget=1)
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        (11, "budget is 11, but the pool holds 10"),
+        (0, "budget is 0"),
+        (-1, "budget is -1"),
+        (2.5, "budget is 2.5"),
+        (True, "budget is True"),
+    ],
+)
+def test_impossible_budgets(budget, message):
+    with pytest.raises(InputError, match=message):
+        select(X, posterior=POSTERIOR, budget=budget)
+
+
+def test_budget_larger_than_what_is_left():
+    with pytest.raises(InputError, match="only 7 of 10 points can be chosen: 2 are pending, 1 excluded"):
+        select(X, posterior=POSTERIOR, budget=8, pending=[0, 1], exclude=[2])
+
+
+@pytest.mark.parametrize(
+    ("pending", "message"),
+    [([10], "names point 10"), ([-1], "names point -1"), ([0.5], "whole numbers"), ([[1]], "whole numbers")],
+)
+def test_wrong_positions(pending, message):
+    with pytest.raises(InputError, match=message):
+        select(X, posterior=POSTERIOR, budget=1, pending=pending)
+
+
+def test_probabilities():
+    wrong = PROBS.copy()
+    wrong[2, 3] = [1.0, 0.5]
+    with pytest.raises(InputError, match=r"row 3 sum to 1.5"):
+        select(probs=wrong, budget=2)
+    with pytest.raises(InputError, match="not logits"):
+        select(probs=np.random.default_rng(0).normal(size=(4, 10, 3)), budget=2)
+    with pytest.raises(InputError, match=r"probs has shape \(10, 2\), expected \(samples, points, classes\)"):
+        select(probs=PROBS[0], budget=2)
+
+
+def test_shapes_and_types():
+    with pytest.raises(InputError, match=r"x has shape \(10, 3\), expected \(any, 2\)"):
+        select(np.ones((10, 3)), posterior=POSTERIOR, budget=2)
+    with pytest.raises(InputError, match=r"rows and columns, got shape \(10,\)"):
+        select(X[:, 0], posterior=POSTERIOR, budget=2)
+    with pytest.raises(InputError, match="holds numbers, got an array of type"):
+        select(np.array([["a", "b"]]), posterior=POSTERIOR, budget=1)
+    with pytest.raises(InputError, match=r"y has shape \(9,\), expected \(10\)"):
+        BayesianLinearRegression().fit(torch.from_numpy(X), torch.zeros(9))
+    with pytest.raises(InputError, match="labelled y holds nan in row 0"):
+        BayesianLinearRegression().fit(torch.from_numpy(X), torch.full((10,), torch.nan))
+    with pytest.raises(InputError, match=r"variances of shape \(3,\) do not broadcast"):
+        select(means=np.zeros((4, 10)), variances=np.ones(3), budget=1)
+    with pytest.raises(InputError, match=r"a variance is -1"):
+        select(means=np.zeros((4, 10)), variances=-1.0, budget=1)
+    with pytest.raises(InputError, match="go together"):
+        select(means=np.zeros((4, 10)), budget=1)
+    with pytest.raises(InputError, match="features hold 3 points, but the pool holds 10"):
+        select(probs=PROBS, features=X[:3], budget=1, strategy="k-center")
+    with pytest.raises(InputError, match=r"vectors have shape \(3,\)"):
+        VectorSpace(torch.zeros(3))
+    with pytest.raises(InputError, match="square"):
+        GramSpace(torch.zeros(3, 2))
+    with pytest.raises(InputError, match="the space holds nan in row 1, column 0"):
+        VectorSpace(torch.tensor([[1.0, torch.nan]]))
+
+
+def test_covariances():
+    with pytest.raises(InputError, match=r"not positive definite: its smallest eigenvalue is -1"):
+        LinearPosterior(torch.zeros(2), torch.diag(torch.tensor([1.0, -1.0])), 1.0)
+    with pytest.raises(InputError, match="not symmetric"):
+        LinearPosterior(torch.zeros(2), torch.tensor([[1.0, 0.5], [0.0, 1.0]]), 1.0)
+    with pytest.raises(InputError, match=r"posterior covariance has shape \(3, 3\)"):
+        LinearPosterior(torch.zeros(2), torch.eye(3), 1.0)
+    with pytest.raises(InputError, match="noise_variance is 0"):
+        LinearPosterior(torch.zeros(2), torch.eye(2), 0.0)
+    with pytest.raises(InputError, match="finite only above 1"):
+        NormalInverseGammaPosterior(torch.zeros(2), torch.eye(2), 1.0, 1.0)
+
+
+def test_unknown_strategies():
+    with pytest.raises(InputError, match="unknown strategy 'acsfw'; did you mean 'acs-fw'"):
+        select(X, posterior=POSTERIOR, budget=1, strategy="acsfw")
+    with pytest.raises(InputError, match="there are acs-fw"):
+        select(X, posterior=POSTERIOR, budget=1, strategy="zzzz")
+
+
+def test_models_that_do_not_fit_the_strategy():
+    with pytest.raises(InputError, match="needs class probabilities, but the model predicts a Normal"):
+        select(X, posterior=POSTERIOR, budget=1, strategy="margin")
+    with pytest.raises(InputError, match="needs a model"):
+        select(X, budget=1)
+    with pytest.raises(InputError, match="nothing to choose from"):
+        select(budget=1)
+    with pytest.raises(InputError, match="only one of"):
+        select(X, posterior=POSTERIOR, probs=PROBS, budget=1)
+    with pytest.raises(InputError, match="has no last layer"):
+        select(probs=PROBS, budget=1, strategy="acs-fisher")
+    mixed = FunctionPosterior(lambda x, k: (Normal if k else Laplace)(x[:, 0], 1.0), [0, 1])
+    with pytest.raises(InputError, match="several families"):
+        select(X, posterior=mixed, budget=1)
+    with pytest.raises(InputError, match="returned Tensor, expected a torch Distribution"):
+        select(X, posterior=FunctionPosterior(lambda x, k: x, [0]), budget=1)
+    with pytest.raises(InputError, match="a power needs scores of at least zero"):
+        GumbelTopB("power").select(Score(torch.tensor([-1.0, 2.0])), 1)
+    with pytest.raises(InputError, match="batches to try"):
+        Exhaustive(max_batches=5).select(VectorSpace(torch.randn(2, 10)), 3)
+
+
+def test_files(tmp_path):
+    with pytest.raises(InputError, match="there is no file or folder"):
+        select(tmp_path / "missing.parquet", budget=1)
+    with pytest.raises(InputError, match="holds no file ending in"):
+        select(tmp_path, budget=1)
+    pyarrow.parquet.write_table(pa.table({"a": [1.0], "name": ["x"]}), tmp_path / "pool.parquet")
+    with pytest.raises(InputError, match="has no column 'b'; it has a, name"):
+        coresift.ArrowPool(tmp_path / "pool.parquet", ["b"])
+    with pytest.raises(InputError, match=r"column 'name' of .* holds string"):
+        coresift.ArrowPool(tmp_path / "pool.parquet", ["name"])
+
+
+def test_duplicate_points_enter_once():
+    rows = np.concatenate([X[:3], X[:3], X[:3]])
+    for strategy in coresift.STRATEGIES:
+        if strategy in ("margin", "badge"):
+            continue
+        batch = select(rows, posterior=POSTERIOR, budget=3, strategy=strategy)
+        assert len(set((batch.index % 3).tolist())) == 3, strategy
+        assert len(select(rows, posterior=POSTERIOR, budget=7, strategy=strategy)) == 7, strategy
+
+
+def test_a_score_of_nan_is_caught():
+    with pytest.raises(InputError, match="the score holds nan in row 1"):
+        TopB().select(Score(torch.tensor([1.0, torch.nan])), 1)
+
+
+def test_nothing_is_left_changed():
+    """A selector does not write into what it is given."""
+    vectors = torch.randn(4, 20, generator=torch.Generator().manual_seed(0))
+    before, pending = vectors.clone(), np.array([1, 2])
+    space = VectorSpace(vectors)
+    FrankWolfe().select(space, 5, pending=pending)
+    assert torch.equal(vectors, before)
+    assert pending.tolist() == [1, 2]
+    assert torch.equal(space.total(), vectors.double().sum(1))

@@ -1,0 +1,362 @@
+"""The closed forms of the paper, and those it lacks, each against quadrature or autograd."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.special
+import scipy.stats
+import torch
+from torch.distributions import Categorical, Normal, StudentT, kl_divergence
+
+from coresift.models import (
+    BayesianLinearRegression,
+    ClassSamples,
+    GaussianSamples,
+    LinearPosterior,
+    NormalInverseGammaPosterior,
+    ProbitPosterior,
+)
+from coresift.pool import as_pool
+from coresift.scores import acs_norm, bald, entropy, margin, variance
+from coresift.spaces import (
+    last_layer_fisher_space,
+    linear_fisher_space,
+    linear_likelihood_space,
+    sampled_likelihood_space,
+)
+from coresift.testing import check_posterior, check_space
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def problem():
+    """Two-dimensional labelled data and a pool, in float64."""
+    g = generator()
+    x = torch.randn(6, 2, dtype=torch.float64, generator=g)
+    y = x @ torch.tensor([1.0, -0.5], dtype=torch.float64) + 0.3 * torch.randn(
+        6, dtype=torch.float64, generator=g
+    )
+    return x, y, torch.randn(7, 2, dtype=torch.float64, generator=g)
+
+
+def gauss_hermite(order=12):
+    """Nodes (order^2, 2) and weights of a standard bivariate normal."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(order)
+    grid = torch.tensor(list(itertools.product(nodes, nodes)))
+    mass = torch.tensor([a * b for a, b in itertools.product(weights, weights)]) / (2 * math.pi)
+    return grid, mass
+
+
+def gram(space):
+    return space.gram(torch.arange(len(space)))
+
+
+def test_linear_posterior_is_bayes_rule(problem):
+    """Conditioning agrees with the joint Gaussian of theta and y, for any prior."""
+    x, y, _ = problem
+    prior_mean = torch.tensor([0.3, -1.0], dtype=torch.float64)
+    prior = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
+    posterior = BayesianLinearRegression(0.4, prior_mean, prior).fit(x, y)
+    gain = prior @ x.mT @ torch.linalg.inv(x @ prior @ x.mT + 0.4 * torch.eye(6, dtype=torch.float64))
+    torch.testing.assert_close(posterior.mean, prior_mean + gain @ (y - x @ prior_mean))
+    torch.testing.assert_close(posterior.covariance, prior - gain @ x @ prior)
+
+
+def test_unknown_noise_posterior_is_sequential(problem):
+    """Conditioning at once equals conditioning on one point and then the others."""
+    x, y, _ = problem
+    whole = BayesianLinearRegression(noise_shape=2.0, noise_rate=0.7).fit(x, y)
+    first = BayesianLinearRegression(noise_shape=2.0, noise_rate=0.7).fit(x[:1], y[:1])
+    rest = BayesianLinearRegression(
+        prior_mean=first.mean, prior_covariance=first.scale, noise_shape=first.shape, noise_rate=first.rate
+    ).fit(x[1:], y[1:])
+    torch.testing.assert_close(rest.mean, whole.mean)
+    torch.testing.assert_close(rest.scale, whole.scale)
+    assert rest.shape == pytest.approx(whole.shape)
+    assert rest.rate == pytest.approx(whole.rate)
+
+
+def test_unknown_noise_predictive_is_the_marginal(problem):
+    """Student's t equals the integral of the Gaussian likelihood over theta and the noise."""
+    x, y, pool = problem
+    posterior = BayesianLinearRegression(noise_shape=2.0).fit(x, y)
+    spread = 1 + float(pool[0] @ posterior.scale @ pool[0])
+    mean = float(pool[0] @ posterior.mean)
+
+    def integrand(noise):
+        density = scipy.stats.invgamma.pdf(noise, posterior.shape, scale=posterior.rate)
+        return density * scipy.stats.norm.pdf(0.7, mean, math.sqrt(noise * spread))
+
+    direct, _ = scipy.integrate.quad(integrand, 0, np.inf, epsabs=1e-13)
+    closed = float(posterior.predictive(pool[:1]).log_prob(torch.tensor([0.7], dtype=torch.float64)).exp())
+    assert closed == pytest.approx(direct, rel=1e-9)
+
+
+def test_known_noise_spaces_against_quadrature(problem):
+    """L_n is quadratic in theta, so Gauss-Hermite quadrature is exact."""
+    x, y, pool = problem
+    posterior = BayesianLinearRegression(noise_variance=0.6).fit(x, y)
+    nodes, mass = gauss_hermite()
+    theta = posterior.mean + nodes @ torch.linalg.cholesky(posterior.covariance).mT
+
+    def likelihoods(weights):
+        predictive = posterior.predictive(pool)
+        return -kl_divergence(predictive, Normal(pool @ weights, math.sqrt(0.6)))
+
+    values = torch.stack([likelihoods(weights) for weights in theta])  # (nodes, N)
+    gradients = torch.stack([torch.autograd.functional.jacobian(likelihoods, weights) for weights in theta])
+    euclidean = torch.einsum("j,jn,jm->nm", mass, values, values)
+    mean = mass @ values
+    fisher = torch.einsum("j,jnd,jmd->nm", mass, gradients, gradients)
+    source = as_pool(pool)
+    for space, direct in [
+        (linear_likelihood_space(posterior, source), euclidean),
+        (linear_likelihood_space(posterior, source, centred=True), euclidean - torch.outer(mean, mean)),
+        (linear_fisher_space(posterior, source), fisher),
+    ]:
+        torch.testing.assert_close(gram(space), direct, rtol=1e-10, atol=1e-12)
+
+
+def test_unknown_noise_spaces_against_quadrature(problem):
+    """Gauss-Hermite in theta, the trapezoidal rule in log tau: both converge faster than any power."""
+    x, y, pool = problem
+    posterior = BayesianLinearRegression(noise_shape=2.0, noise_rate=0.5).fit(x, y)
+    nodes, mass = gauss_hermite(6)
+    log_tau = torch.linspace(-12, 6, 1200, dtype=torch.float64)
+    tau_mass = (
+        torch.from_numpy(
+            scipy.stats.gamma.pdf(log_tau.exp().numpy(), posterior.shape, scale=1 / posterior.rate)
+        )
+        * log_tau.exp()
+    )
+    tau_mass = tau_mass * (log_tau[1] - log_tau[0])
+    deviations = nodes @ torch.linalg.cholesky(posterior.scale).mT  # of theta in units of the noise
+    noise = (-log_tau).exp()
+    theta = posterior.mean + noise.sqrt()[:, None, None] * deviations  # (tau, nodes, d)
+    conditional = Normal(theta @ pool.mT, noise.sqrt()[:, None, None])
+    values = -kl_divergence(posterior.predictive(pool), conditional).flatten(0, 1)
+    weights = torch.outer(tau_mass, mass).flatten()
+    mean = weights @ values
+    euclidean = torch.einsum("j,jn,jm->nm", weights, values, values)
+    # dL_n/dtheta = -(theta - mu)^T x_n x_n / s2
+    slope = ((theta - posterior.mean) @ pool.mT / noise[:, None, None]).flatten(0, 1)
+    fisher = torch.einsum("j,jn,jm->nm", weights, slope, slope) * (pool @ pool.mT)
+    source = as_pool(pool)
+    for space, direct in [
+        (linear_likelihood_space(posterior, source), euclidean),
+        (linear_likelihood_space(posterior, source, centred=True), euclidean - torch.outer(mean, mean)),
+        (linear_fisher_space(posterior, source), fisher),
+    ]:
+        torch.testing.assert_close(gram(space), direct, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("noise_variance", [0.6, None])
+@pytest.mark.parametrize("centred", [False, True])
+def test_algorithm_2_tends_to_the_closed_form(problem, noise_variance, centred):
+    """Sampled inner products lie within six standard errors of their limit."""
+    x, y, pool = problem
+    posterior = BayesianLinearRegression(noise_variance, noise_shape=3.0).fit(x, y)
+    sampled = sampled_likelihood_space(
+        posterior, as_pool(pool), 40_000, generator=generator(1), centred=centred, dtype=torch.float64
+    )
+    values = sampled.vectors * math.sqrt(40_000)
+    products = torch.einsum("jn,jm->nmj", values, values)
+    error = products.std(-1) / math.sqrt(40_000)
+    exact = gram(linear_likelihood_space(posterior, as_pool(pool), centred=centred))
+    assert bool(((gram(sampled) - exact).abs() <= 6 * error).all())
+
+
+@pytest.mark.parametrize("noise_variance", [0.6, None])
+def test_last_layer_gradients_tend_to_the_closed_fisher_form(problem, noise_variance):
+    x, y, pool = problem
+    posterior = BayesianLinearRegression(noise_variance, noise_shape=3.0).fit(x, y)
+    exact = gram(linear_fisher_space(posterior, as_pool(pool)))
+    sampled = gram(last_layer_fisher_space(posterior, as_pool(pool), 20_000, generator=generator(1)))
+    torch.testing.assert_close(sampled, exact, rtol=0.06, atol=0.06 * float(exact.diagonal().min()))
+
+
+class Softmax:
+    """A softmax layer with Gaussian weights: a last-layer posterior written by hand."""
+
+    def __init__(self):
+        self.weights = torch.randn(5, 3, 2, dtype=torch.float64, generator=generator(3))
+
+    def sample(self, num, generator):
+        return self.weights[:num]
+
+    def features(self, x):
+        return x
+
+    def outputs(self, features, theta):
+        return torch.einsum("jcd,nd->jnc", theta, features)
+
+    def likelihood(self, outputs, theta):
+        return Categorical(logits=outputs)
+
+    def conditional(self, x, theta):
+        return self.likelihood(self.outputs(x, theta), theta)
+
+    def predictive(self, x):
+        return Categorical(probs=self.conditional(x, self.weights).probs.mean(0))
+
+
+def test_last_layer_gradients_against_autograd(problem):
+    """The outer-product kernel equals the inner product of the written-out gradients."""
+    _, _, pool = problem
+    posterior = Softmax()
+    check_posterior(posterior, pool)
+
+    def likelihoods(weights):
+        conditional = Categorical(logits=pool @ weights.mT)
+        return -kl_divergence(posterior.predictive(pool), conditional)
+
+    gradients = [
+        torch.autograd.functional.jacobian(likelihoods, weights).flatten(1) for weights in posterior.weights
+    ]
+    direct = sum(g @ g.mT for g in gradients) / len(gradients)
+    space = last_layer_fisher_space(posterior, as_pool(pool), 5, generator=generator(), labelled=pool[:2])
+    torch.testing.assert_close(gram(space), direct)
+    check_space(space)
+    column, square = next(space.anchors())
+    torch.testing.assert_close(column, direct[0])
+    assert square == pytest.approx(float(direct[0, 0]))
+
+
+def test_sampled_categorical_vectors_by_enumeration():
+    probs = torch.softmax(torch.randn(4, 6, 3, dtype=torch.float64, generator=generator()), -1)  # (K, N, C)
+    space = sampled_likelihood_space(
+        ClassSamples(4), as_pool(probs.transpose(0, 1)), generator=generator(), dtype=torch.float64
+    )
+    for n, j in itertools.product(range(6), range(4)):
+        predictive = probs[:, n].mean(0)
+        by_hand = sum(
+            float(p * (math.log(q) - math.log(p))) for p, q in zip(predictive, probs[j, n], strict=True)
+        )
+        assert float(space.vectors[j, n]) == pytest.approx(by_hand / 2, rel=1e-9)
+
+
+def test_kl_student_t_normal_by_quadrature():
+    p = StudentT(torch.tensor(5.0).double(), torch.tensor(0.3).double(), torch.tensor(1.2).double())
+    q = Normal(torch.tensor(-0.4).double(), torch.tensor(0.9).double())
+
+    def integrand(y):
+        y = torch.tensor(y, dtype=torch.float64)
+        return float(p.log_prob(y).exp() * (p.log_prob(y) - q.log_prob(y)))
+
+    direct, _ = scipy.integrate.quad(integrand, -np.inf, np.inf, epsabs=1e-12)
+    assert float(kl_divergence(p, q)) == pytest.approx(direct, rel=1e-7)
+
+
+def test_bald_of_linear_regression(problem):
+    """The mutual information of y and theta in a joint Gaussian, by determinants."""
+    x, y, pool = problem
+    posterior = BayesianLinearRegression(noise_variance=0.6).fit(x, y)
+    score = bald(posterior, as_pool(pool), generator=generator())
+    for value, row in zip(score.values, pool, strict=True):
+        updated = torch.linalg.inv(torch.linalg.inv(posterior.covariance) + torch.outer(row, row) / 0.6)
+        gain = 0.5 * (torch.logdet(posterior.covariance) - torch.logdet(updated))
+        assert float(value) == pytest.approx(float(gain), rel=1e-9)
+    # What the main text calls proportional is affine: exp(2 BALD) = 1 + s_nn / s0^2.
+    spread = posterior.function_variance(pool)
+    torch.testing.assert_close((2 * score.values).exp(), 1 + spread / 0.6)
+    ratio = gram(linear_fisher_space(posterior, as_pool(pool))).diagonal() / pool.square().sum(1)
+    torch.testing.assert_close(ratio, spread / 0.36)
+
+
+def test_bald_in_closed_form_against_samples(problem):
+    x, y, pool = problem
+    posteriors = [
+        BayesianLinearRegression(noise_shape=3.0).fit(x, y),
+        ProbitPosterior(torch.tensor([1.0, -0.4]).double(), torch.tensor([[0.8, 0.2], [0.2, 0.5]]).double()),
+    ]
+    for posterior in posteriors:
+        exact = bald(posterior, as_pool(pool), generator=generator()).values
+        sampled = bald(posterior, as_pool(pool), 40_000, generator=generator(), exact=False).values
+        torch.testing.assert_close(sampled, exact, rtol=0.02, atol=0.005)
+
+
+def test_probit_bald_by_quadrature():
+    posterior = ProbitPosterior(torch.tensor([1.3]).double(), torch.tensor([[4.0]]).double())
+
+    def binary_entropy(p):
+        return scipy.special.entr(p) + scipy.special.entr(1 - p)
+
+    def integrand(f):
+        return scipy.stats.norm.pdf(f, 1.3, 2.0) * binary_entropy(scipy.special.ndtr(f))
+
+    expected, _ = scipy.integrate.quad(integrand, -25, 25, epsabs=1e-12)
+    direct = binary_entropy(scipy.special.ndtr(1.3 / math.sqrt(5))) - expected
+    value = bald(posterior, as_pool(torch.ones(1, 1).double()), generator=generator()).values
+    assert float(value[0]) == pytest.approx(direct, abs=1e-6)
+
+
+def test_entropies(problem):
+    x, y, pool = problem
+    known = BayesianLinearRegression(noise_variance=0.6).fit(x, y)
+    direct = 0.5 * torch.log(2 * math.pi * math.e * (0.6 + known.function_variance(pool)))
+    torch.testing.assert_close(entropy(known, as_pool(pool)).values, direct)
+    unknown = BayesianLinearRegression().fit(x, y)
+    by_scipy = [
+        scipy.stats.t(2 * unknown.shape, scale=float(scale)).entropy()
+        for scale in unknown.predictive(pool).scale
+    ]
+    torch.testing.assert_close(entropy(unknown, as_pool(pool)).values, torch.tensor(by_scipy).double())
+    classes = torch.tensor([[[0.5, 0.25, 0.25]]]).double()
+    assert float(entropy(ClassSamples(1), as_pool(classes)).values[0]) == pytest.approx(1.5 * math.log(2))
+
+
+def test_margin_variance_and_norm(problem):
+    x, y, pool = problem
+    classes = as_pool(torch.tensor([[[0.5, 0.3, 0.2]], [[0.9, 0.06, 0.04]]]).double())
+    torch.testing.assert_close(
+        margin(ClassSamples(1), classes).values, torch.tensor([0.8, 0.16]).double(), rtol=1e-4, atol=1e-5
+    )
+    torch.testing.assert_close(
+        variance(ClassSamples(1), classes).values, torch.tensor([0.62, 0.1848]).double(), rtol=1e-4, atol=1e-5
+    )
+    posterior = BayesianLinearRegression(noise_variance=0.6).fit(x, y)
+    torch.testing.assert_close(
+        variance(posterior, as_pool(pool)).values, 0.6 + posterior.function_variance(pool)
+    )
+    space = linear_fisher_space(posterior, as_pool(pool))
+    torch.testing.assert_close(acs_norm(space).values, gram(space).diagonal())
+
+
+def test_gaussian_samples_cross_entropy_is_exact():
+    """E_y[log p(y | theta_j)] under the mixture depends on its first two moments only."""
+    g = generator()
+    mean = torch.randn(3, 1, dtype=torch.float64, generator=g)
+    spread = torch.rand(3, 1, dtype=torch.float64, generator=g) + 0.5
+    posterior, rows = GaussianSamples(3), torch.stack([mean, spread], -1).transpose(0, 1)
+    vectors = sampled_likelihood_space(posterior, as_pool(rows), generator=g, dtype=torch.float64).vectors
+    shift = float(posterior.predictive(rows).entropy()[0])
+    for j in range(3):
+
+        def integrand(value, j=j):
+            value = torch.tensor(value, dtype=torch.float64)
+            mixture = Normal(mean[:, 0], spread[:, 0].sqrt()).log_prob(value).exp().mean()
+            return float(mixture * Normal(mean[j, 0], spread[j, 0].sqrt()).log_prob(value))
+
+        direct, _ = scipy.integrate.quad(integrand, -15, 15, epsabs=1e-12)
+        assert float(vectors[j, 0]) * math.sqrt(3) == pytest.approx(direct + shift, rel=1e-8)
+
+
+@pytest.mark.parametrize("kind", [LinearPosterior, NormalInverseGammaPosterior])
+def test_linear_posteriors_keep_the_contract(problem, kind):
+    x, y, pool = problem
+    noise = 0.5 if kind is LinearPosterior else None
+    posterior = BayesianLinearRegression(noise, noise_shape=4.0).fit(x, y)
+    assert isinstance(posterior, kind)
+    check_posterior(posterior, pool, num_samples=2000)
+    for space in (
+        linear_fisher_space(posterior, as_pool(pool), pool[:3]),
+        linear_likelihood_space(posterior, as_pool(pool), pool[:3]),
+        linear_likelihood_space(posterior, as_pool(pool), pool[:3], centred=True),
+    ):
+        check_space(space)

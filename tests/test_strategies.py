@@ -1,0 +1,196 @@
+"""The one-line way in, every strategy through every door, and the models that come as samples."""
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Bernoulli, Categorical, Gamma, Laplace, MixtureSameFamily, Normal, Poisson
+
+import coresift
+from coresift import STRATEGIES, select
+from coresift.models import (
+    BayesianLinearRegression,
+    ClassSamples,
+    FunctionPosterior,
+    GaussianSamples,
+    ProbitPosterior,
+)
+from coresift.pool import as_pool
+from coresift.spaces import badge_space, likelihood_space, predictive_space, sampled_likelihood_space
+from coresift.testing import check_posterior, check_space
+
+N = 60
+CLASSES_ONLY = {"margin", "badge"}
+LAST_LAYER = {"acs-fisher"}
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+POOL = normal(N, 4)
+PROBS = torch.softmax(2 * normal(30, N, 3), -1)
+
+
+def check(batch, budget=7):
+    assert len(set(batch.index.tolist())) == len(batch) == budget
+    assert batch.index.dtype == np.int64
+
+
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - CLASSES_ONLY))
+@pytest.mark.parametrize("noise", [0.5, None])
+def test_linear_regression(strategy, noise):
+    posterior = BayesianLinearRegression(noise).fit(POOL[:8], POOL[:8, 0])
+    for labelled in (None, POOL[:8]):
+        check(select(POOL, posterior=posterior, budget=7, strategy=strategy, labelled=labelled))
+
+
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES)))
+def test_probit_regression(strategy):
+    posterior = ProbitPosterior(normal(4), torch.eye(4, dtype=torch.float64))
+    check(select(POOL, posterior=posterior, budget=7, strategy=strategy, labelled=POOL[:3]))
+
+
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - LAST_LAYER))
+def test_class_samples(strategy):
+    batch = select(probs=PROBS, budget=7, strategy=strategy, pending=[0, 1], exclude=[2])
+    check(batch)
+    assert not set(batch.index.tolist()) & {0, 1, 2}
+    check(
+        select(
+            probs=PROBS.numpy(),
+            budget=7,
+            strategy=strategy,
+            features=POOL,
+            labelled=PROBS[:, :5],
+            labelled_features=POOL[:5],
+        )
+    )
+
+
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - LAST_LAYER - CLASSES_ONLY))
+def test_gaussian_samples(strategy):
+    check(
+        select(
+            means=normal(20, N).numpy(), variances=0.3, budget=7, strategy=strategy, labelled=normal(20, 3)
+        )
+    )
+
+
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES)))
+def test_the_same_seed_gives_the_same_batch(strategy):
+    posterior = ProbitPosterior(normal(4), torch.eye(4, dtype=torch.float64))
+    first, second = (select(POOL, posterior=posterior, budget=7, strategy=strategy, seed=5) for _ in range(2))
+    assert first.index.tolist() == second.index.tolist()
+
+
+def test_half_precision_and_lists_come_in():
+    check(select(probs=PROBS.half(), budget=7))
+    check(select(probs=PROBS.tolist(), budget=7))
+
+
+def test_hard_votes_come_in():
+    """Trees that say 0 or 1 must not make vectors infinite."""
+    votes = torch.nn.functional.one_hot(PROBS.argmax(-1), 3).double()
+    check(select(probs=votes, budget=7))
+
+
+def test_a_batch_knows_what_it_carries():
+    few, many = (select(probs=PROBS, budget=budget).information for budget in (2, 20))
+    assert 0 < few < many <= 1 + 1e-9
+    assert select(probs=PROBS, budget=2, strategy="maxent").information is None
+    assert select(probs=PROBS, budget=2, strategy="k-center").information is None
+
+
+def test_sample_posteriors_keep_the_contract():
+    check_posterior(ClassSamples(30), PROBS.transpose(0, 1))
+    rows = torch.stack([normal(9, N), normal(9, N, seed=1).exp()], -1).transpose(0, 1)
+    check_posterior(GaussianSamples(9), rows)
+    check_posterior(ProbitPosterior(normal(4), torch.eye(4).double()), POOL, num_samples=4000)
+
+
+FAMILIES = {
+    "normal": lambda x, w: Normal(x @ w, 0.5),
+    "categorical": lambda x, w: Categorical(logits=torch.stack([x @ w, -(x @ w), x[:, 0]], -1)),
+    "bernoulli": lambda x, w: Bernoulli(logits=x @ w),
+    "poisson": lambda x, w: Poisson((0.3 * x @ w).exp()),
+    "laplace": lambda x, w: Laplace(x @ w, 1.0),
+    "gamma": lambda x, w: Gamma((0.3 * x @ w).exp() + 1, torch.ones(len(x)).double()),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_functions_of_a_chunk_and_a_sample(family):
+    posterior = FunctionPosterior(FAMILIES[family], list(0.5 * normal(12, 4, seed=2)))
+    if family in ("normal", "categorical", "bernoulli"):
+        check_posterior(posterior, POOL)
+    check(select(POOL, posterior=posterior, budget=7))
+    check(select(POOL, posterior=posterior, budget=7, strategy="acs-lcmd", labelled=POOL[:4]))
+
+
+def test_outcomes_are_drawn_where_no_formula_is_known():
+    """The drawn expectation against the sum over all outcomes, for a Poisson mixture."""
+    posterior = FunctionPosterior(FAMILIES["poisson"], list(0.5 * normal(12, 4, seed=2)))
+    predictive = posterior.predictive(POOL)
+    assert isinstance(predictive, MixtureSameFamily)
+    generator = torch.Generator().manual_seed(0)
+    space = sampled_likelihood_space(posterior, as_pool(POOL), 12, generator=generator, dtype=torch.float64)
+    counts = torch.arange(40, dtype=torch.float64)[:, None].expand(40, N)
+    log_predictive = predictive.log_prob(counts)
+    exact = (
+        torch.stack(
+            [
+                (log_predictive.exp() * (FAMILIES["poisson"](POOL, w).log_prob(counts) - log_predictive)).sum(
+                    0
+                )
+                for w in posterior.samples
+            ]
+        )
+        / 12**0.5
+    )
+    # 256 outcomes a point: the correlation over all entries tells that this is the same thing.
+    stacked = torch.stack([space.vectors.flatten(), exact.flatten()])
+    assert float(torch.corrcoef(stacked)[0, 1]) > 0.95
+
+
+def test_badge_gradients_by_autograd():
+    """The outer product equals the gradient of the cross-entropy at the most likely label."""
+    weights = normal(3, 4, seed=3).requires_grad_()
+    probs = torch.softmax(POOL[:10] @ weights.mT, -1)
+    gradients = []
+    for n in range(10):
+        loss = -torch.log_softmax(POOL[n] @ weights.mT, -1)[probs[n].argmax()]
+        gradients.append(torch.autograd.grad(loss, weights)[0].flatten())
+    written = torch.stack(gradients)
+    space = badge_space(ClassSamples(1), as_pool(probs.detach().unsqueeze(1)), features=as_pool(POOL[:10]))
+    torch.testing.assert_close(space.gram(torch.arange(10)), written @ written.mT, rtol=1e-4, atol=1e-6)
+    check_space(space)
+
+
+def test_predictive_space_is_the_covariance():
+    posterior = BayesianLinearRegression(0.5).fit(POOL[:8], POOL[:8, 0])
+    generator = torch.Generator().manual_seed(0)
+    exact = predictive_space(posterior, as_pool(POOL), generator=generator)
+    torch.testing.assert_close(exact.gram(torch.arange(N)), POOL @ posterior.covariance @ POOL.mT / 0.5)
+    theta = posterior.sample(20_000, generator)
+    samples = FunctionPosterior(lambda x, w: Normal(x @ w, 0.5**0.5), list(theta))
+    sampled = predictive_space(samples, as_pool(POOL[:6]), 20_000, generator=generator)
+    torch.testing.assert_close(
+        sampled.gram(torch.arange(6)), exact.gram(torch.arange(6)), rtol=0.1, atol=0.02
+    )
+
+
+def test_sampled_and_exact_spaces_choose_alike():
+    """With many samples, Frank-Wolfe on the sampled space starts where the closed form does."""
+    posterior = BayesianLinearRegression(0.5).fit(POOL[:8], POOL[:8, 0])
+    generator = torch.Generator().manual_seed(0)
+    spaces = [
+        likelihood_space(posterior, as_pool(POOL), 20_000, generator=generator, exact=exact)
+        for exact in (True, False)
+    ]
+    first, second = (coresift.selectors.FrankWolfe().select(space, 3).index.tolist() for space in spaces)
+    assert first == second
+
+
+def test_public_names():
+    assert set(coresift.__all__) <= set(dir(coresift))
+    assert coresift.__version__
