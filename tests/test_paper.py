@@ -74,10 +74,13 @@ def test_unknown_noise_posterior_is_sequential(problem):
     whole = BayesianLinearRegression(noise_shape=2.0, noise_rate=0.7).fit(x, y)
     first = BayesianLinearRegression(noise_shape=2.0, noise_rate=0.7).fit(x[:1], y[:1])
     rest = BayesianLinearRegression(
-        prior_mean=first.mean, prior_covariance=first.scale, noise_shape=first.shape, noise_rate=first.rate
+        prior_mean=first.mean,
+        prior_covariance=first.covariance,
+        noise_shape=first.shape,
+        noise_rate=first.rate,
     ).fit(x[1:], y[1:])
     torch.testing.assert_close(rest.mean, whole.mean)
-    torch.testing.assert_close(rest.scale, whole.scale)
+    torch.testing.assert_close(rest.covariance, whole.covariance)
     assert rest.shape == pytest.approx(whole.shape)
     assert rest.rate == pytest.approx(whole.rate)
 
@@ -86,7 +89,7 @@ def test_unknown_noise_predictive_is_the_marginal(problem):
     """Student's t equals the integral of the Gaussian likelihood over theta and the noise."""
     x, y, pool = problem
     posterior = BayesianLinearRegression(noise_shape=2.0).fit(x, y)
-    spread = 1 + float(pool[0] @ posterior.scale @ pool[0])
+    spread = 1 + float(pool[0] @ posterior.covariance @ pool[0])
     mean = float(pool[0] @ posterior.mean)
 
     def integrand(noise):
@@ -136,7 +139,7 @@ def test_unknown_noise_spaces_against_quadrature(problem):
         * log_tau.exp()
     )
     tau_mass = tau_mass * (log_tau[1] - log_tau[0])
-    deviations = nodes @ torch.linalg.cholesky(posterior.scale).mT  # of theta in units of the noise
+    deviations = nodes @ torch.linalg.cholesky(posterior.covariance).mT  # of theta in units of the noise
     noise = (-log_tau).exp()
     theta = posterior.mean + noise.sqrt()[:, None, None] * deviations  # (tau, nodes, d)
     conditional = Normal(theta @ pool.mT, noise.sqrt()[:, None, None])

@@ -11,7 +11,7 @@ import scipy.special
 import scipy.stats
 import torch
 
-from coresift.special import bivariate_normal_cdf, normal_cdf_covariance, owens_t, student_t_entropy
+from coresift.special import bivariate_normal_cdf, normal_cdf_covariance, student_t_entropy
 
 ARGUMENTS = [-8.0, -3.0, -1.0, -1e-3, 0.0, 0.5, 1.0, 1.0001, 2.0, 3.0, 8.0]
 MAGNITUDES = [0.1, 0.3, 0.5, 0.75, 0.9, 0.925, 0.95, 0.99, 0.999, 0.9999]
@@ -82,8 +82,16 @@ def covariance_to_many_digits(h: float, k: float, rho: float) -> mpmath.mpf:
 
 @pytest.mark.parametrize(
     ("h", "k", "rho"),
-    [(0.5, -0.3, 1e-6), (-6, -6, 0.01), (-6, -5, 0.5), (-5, 4, 0.3), (-7, -7, 0.9), (-6, -6.5, 0.95)]
-    + [(-6, 6, -0.99), (2, 2, -0.99)],
+    [
+        (0.5, -0.3, 1e-6),
+        (-6, -6, 0.01),
+        (-6, -5, 0.5),
+        (-5, 4, 0.3),
+        (-7, -7, 0.9),
+        (-6, -6.5, 0.95),
+        (-6, 6, -0.99),
+        (2, 2, -0.99),
+    ],
 )
 def test_covariance_keeps_its_digits_where_the_difference_cancels(h: float, k: float, rho: float) -> None:
     expected = float(covariance_to_many_digits(h, k, rho))
@@ -109,7 +117,9 @@ def test_covariance_symmetries() -> None:
 def test_owens_t_gives_the_diagonal() -> None:
     h, rho = float64([-2.0, 0.0, 1.0, 3.0])[:, None], float64([0.2, 0.9, 0.99])
     cdf = torch.special.ndtr(h)
-    expected = cdf * (1 - cdf) - 2 * owens_t(h, ((1 - rho) / (1 + rho)).sqrt())
+    expected = cdf * (1 - cdf) - 2 * float64(
+        scipy.special.owens_t(h.numpy(), ((1 - rho) / (1 + rho)).sqrt().numpy())
+    )
     torch.testing.assert_close(normal_cdf_covariance(h, h, rho), expected, rtol=0, atol=1e-15)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import scipy.special
 import torch
 from torch import Tensor
 
@@ -85,7 +84,7 @@ def _near_one(h: Tensor, k: Tensor, rho: Tensor) -> Tensor:
     At correlation 1 the covariance is Phi(min) (1 - Phi(max)). With x = cos t, b = |h - k| and p = h k,
     the integrand is exp(-(b^2/x^2 + p)/2) g(x) for a smooth g(x) = 1 + c x^2 + c d x^4 + O(x^6). The
     first factor is steep at x = 0, so its product with these three terms is integrated in closed form,
-    and only the rest by the rule (Genz, section 2.3).
+    and only the rest by the rule, as Genz does.
     """
     sign = rho.sign()  # cov(h, k, -rho) = -cov(h, -k, rho)
     k, rho = sign * k, rho.abs()
@@ -120,17 +119,6 @@ def _near_one(h: Tensor, k: Tensor, rho: Tensor) -> Tensor:
 def _normal_cdf(z: Tensor) -> Tensor:
     """Phi(z) with all its digits: torch.special.ndtr computes 1 + erf, and has none left below -8."""
     return torch.erfc(-math.sqrt(0.5) * z) / 2
-
-
-def owens_t(h: Tensor, a: Tensor) -> Tensor:
-    """Owen's T, P(X > h, 0 < Y < a X) for independent standard normal X and Y, on the device of ``h``.
-
-    >>> owens_t(torch.zeros(1), torch.ones(1)).tolist()
-    [0.125]
-    """
-    return torch.as_tensor(
-        scipy.special.owens_t(h.double().cpu().numpy(), a.double().cpu().numpy()), device=h.device
-    )
 
 
 def student_t_entropy(df: float | Tensor, scale: Tensor) -> Tensor:

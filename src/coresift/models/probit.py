@@ -5,26 +5,24 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.distributions import Bernoulli
 
-from coresift.checks import check_covariance, check_shape
-from coresift.models.linear import (
-    _check_positive,
-    _quadratic,
-    _standard_normal,
+from coresift.models.gaussian import (
+    GaussianWeights,
     check_labelled,
+    check_positive,
     gaussian_prior,
+    quadratic,
 )
 from coresift.types import InputError
 
 
 @dataclass(frozen=True, eq=False)
-class ProbitPosterior:
+class ProbitPosterior(GaussianWeights):
     """theta ~ N(mean, covariance), y in {0, 1} with p(y = 1 | x, theta) = Phi(theta^T x).
 
     The predictive is exact: p(y = 1 | x) = Phi(zeta) with zeta = mean^T x / sqrt(1 + x^T covariance x).
@@ -39,39 +37,8 @@ class ProbitPosterior:
     tensor([0.5000, 0.7602])
     """
 
-    mean: Tensor
-    covariance: Tensor
-
-    def __post_init__(self) -> None:
-        check_shape(self.covariance, (len(self.mean), len(self.mean)), "the posterior covariance")
-        _ = self._factor  # raises where the covariance is none
-
-    @cached_property
-    def _factor(self) -> Tensor:
-        return check_covariance(self.covariance, "posterior covariance")
-
-    def sample(self, num: int, generator: torch.Generator) -> Tensor:
-        """(J, d) draws of theta."""
-        return self.mean + _standard_normal(num, self.mean, generator) @ self._factor.mT
-
-    def features(self, x: Tensor) -> Tensor:
-        """(n, d) the rows themselves, in the posterior's precision."""
-        check_shape(x, (None, len(self.mean)), "x")
-        return x.to(self.mean)
-
-    def outputs(self, features: Tensor, theta: Tensor) -> Tensor:
-        """(J, n, 1) theta_j^T x_n."""
-        return (theta @ features.mT).unsqueeze(-1)
-
     def likelihood(self, outputs: Tensor, theta: Tensor) -> Bernoulli:
         return _bernoulli(outputs.squeeze(-1))
-
-    def conditional(self, x: Tensor, theta: Tensor) -> Bernoulli:
-        return self.likelihood(self.outputs(self.features(x), theta), theta)
-
-    def function_variance(self, x: Tensor) -> Tensor:
-        """(n,) s_nn, the variance of theta^T x_n."""
-        return _quadratic(self.features(x), self.covariance)
 
     def predictive(self, x: Tensor) -> Bernoulli:
         return _bernoulli(self.features(x) @ self.mean / (1 + self.function_variance(x)).sqrt())
@@ -112,8 +79,8 @@ class BayesianProbitRegression:
     def __post_init__(self) -> None:
         if self.method not in ("ep", "laplace"):
             raise InputError(f"method is {self.method!r}, expected 'ep' or 'laplace'")
-        _check_positive(self.max_iterations, "max_iterations")
-        _check_positive(self.tolerance, "tolerance")
+        check_positive(self.max_iterations, "max_iterations")
+        check_positive(self.tolerance, "tolerance")
 
     def fit(self, x: Tensor, y: Tensor) -> ProbitPosterior:
         """Condition on rows ``x`` (n, d) and labels ``y`` (n,) of 0 and 1; n may be zero, for the prior."""
@@ -143,7 +110,7 @@ class BayesianProbitRegression:
         shift, damping, change = prior_precision @ prior_mean, 0.5, math.inf
         for _ in range(self.max_iterations):
             mean, covariance = _gaussian(prior_precision, shift, x, site_precision, site_shift)
-            f_mean, f_variance = x @ mean, _quadratic(x, covariance)
+            f_mean, f_variance = x @ mean, quadratic(x, covariance)
             # The cavity: f with its own site taken out. Sites of a log-concave likelihood are
             # non-negative, so what is left is a proper Gaussian.
             rest = 1 - site_precision * f_variance

@@ -40,10 +40,10 @@ def linear_fisher_space(
     tensor([25.], dtype=torch.float64)
     """
     if isinstance(posterior, LinearPosterior):
-        metric, scale = posterior.covariance.double(), posterior.noise_variance**-2
+        scale = posterior.noise_variance**-2
     else:
-        metric, scale = posterior.scale.double(), posterior.shape / posterior.rate
-    return OuterSpace(OuterKernel(_same, None, metric, scale), pool, labelled)
+        scale = posterior.shape / posterior.rate
+    return OuterSpace(OuterKernel(_same, None, posterior.covariance.double(), scale), pool, labelled)
 
 
 def linear_likelihood_space(
@@ -101,7 +101,7 @@ def _unknown_noise(posterior: NormalInverseGammaPosterior, centred: bool) -> Out
         ],
         dtype=torch.float64,
     )
-    covariance = posterior.scale.double()
+    covariance = posterior.covariance.double()
     return OuterKernel(_same, covariance, covariance, 0.5, offset, metric)
 
 

@@ -1,0 +1,105 @@
+"""What models with Gaussian weights on given features share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from coresift.checks import check_covariance, check_finite, check_shape
+from coresift.types import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianWeights(ABC):
+    """theta ~ N(mean, covariance), and an output theta^T x for each row.
+
+    Attributes
+    ----------
+    mean : (d,)
+    covariance : (d, d)
+    """
+
+    mean: Tensor
+    covariance: Tensor
+
+    def __post_init__(self) -> None:
+        check_shape(self.covariance, (len(self.mean), len(self.mean)), "the posterior covariance")
+        _ = self.factor  # raises where the covariance is none
+
+    @cached_property
+    def factor(self) -> Tensor:
+        """(d, d) lower Cholesky factor of the covariance."""
+        return check_covariance(self.covariance, "posterior covariance")
+
+    def sample(self, num: int, generator: torch.Generator) -> Any:
+        """(J, d) draws of theta."""
+        return self.mean + self.deviations(num, generator)
+
+    def deviations(self, num: int, generator: torch.Generator) -> Tensor:
+        """(J, d) draws of theta - mean, made on the CPU so that a seed means the same everywhere."""
+        normal = torch.randn(num, len(self.mean), dtype=self.mean.dtype, generator=generator)
+        return normal.to(self.mean.device) @ self.factor.mT
+
+    def features(self, x: Tensor) -> Tensor:
+        """(n, d) the rows themselves, in the posterior's precision."""
+        check_shape(x, (None, len(self.mean)), "x")
+        return x.to(self.mean)
+
+    def outputs(self, features: Tensor, theta: Any) -> Tensor:
+        """(J, n, 1) theta_j^T x_n."""
+        weights: Tensor = theta
+        return (weights @ features.mT).unsqueeze(-1)
+
+    @abstractmethod
+    def likelihood(self, outputs: Tensor, theta: Any) -> Distribution:
+        """p(y | outputs): batch shape (J, n)."""
+
+    @abstractmethod
+    def predictive(self, x: Tensor) -> Distribution:
+        """p(y | x, D0): batch shape (n,)."""
+
+    def conditional(self, x: Tensor, theta: Any) -> Distribution:
+        return self.likelihood(self.outputs(self.features(x), theta), theta)
+
+    def function_variance(self, x: Tensor) -> Tensor:
+        """(n,) s_nn = x_n^T covariance x_n."""
+        return quadratic(self.features(x), self.covariance)
+
+
+def quadratic(x: Tensor, matrix: Tensor) -> Tensor:
+    """(n,) x_n^T matrix x_n."""
+    return ((x @ matrix) * x).sum(-1)
+
+
+def check_labelled(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Labelled rows (n, d) and targets (n,) as float tensors of one type, or an error."""
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    x = x if x.is_floating_point() else x.double()
+    check_shape(x, (None, None), "x")
+    check_shape(y, (len(x),), "y")
+    check_finite(x, what="labelled x")
+    check_finite(y.to(x), what="labelled y")
+    return x, y.to(x)
+
+
+def gaussian_prior(mean: float | Tensor, covariance: float | Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Prior mean (d,) and precision (d, d) from numbers, vectors or matrices, in the precision of ``x``."""
+    size = x.shape[1]
+    matrix = torch.as_tensor(covariance, dtype=x.dtype, device=x.device)
+    if matrix.ndim < 2:
+        matrix = torch.diag(matrix.expand(size))
+    check_shape(matrix, (size, size), "prior_covariance")
+    precision = torch.cholesky_inverse(check_covariance(matrix, "prior covariance"))
+    return torch.as_tensor(mean, dtype=x.dtype, device=x.device).expand(size), precision
+
+
+def check_positive(value: float, name: str) -> None:
+    """Raise unless ``value`` is above zero."""
+    if not value > 0:
+        raise InputError(f"{name} is {value}, expected a positive number")
