@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import coresift
 from coresift.models import BayesianLinearRegression
-from coresift.pool import ArrayPool, ArrowPool, Pool, as_pool, blocks
+from coresift.pool import ArrayPool, ArrowPool, Pool, as_pool, blocks, read
 
 ROWS = np.random.default_rng(0).normal(size=(50, 3))
 
@@ -114,4 +114,4 @@ def test_integers_beside_floats_in_parquet(tmp_path):
     pool = as_pool(tmp_path / "pool.parquet")
     assert next(pool.chunks()).x[:, 0].tolist() == [1, 2, 3]
     with pytest.raises(coresift.InputError, match="nan in row 1, column 1"):
-        list(blocks(pool))
+        list(read(pool))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from coresift.checks import check_finite
+from coresift.progress import progress_bar
 from coresift.types import Chunk, InputError
 
 # Rows computed on at a time, whatever the pool's own chunks: a batch is then the same, bit for bit,
@@ -200,10 +201,17 @@ def as_pool(source: PoolLike | Any, columns: Sequence[str] | None = None) -> Poo
     return ArrayPool(np.asarray(source))
 
 
-def blocks(pool: Pool, size: int = BLOCK, check: bool = True) -> Iterator[Chunk]:
-    """The pool's rows in blocks of exactly ``size`` (the last may be shorter), checked to be finite.
+def read(pool: Pool, size: int = BLOCK) -> Iterator[Chunk]:
+    """The first reading of a pool: `blocks`, with every row checked to be finite and a progress bar."""
+    with progress_bar("reading the pool", len(pool)) as advance:
+        for block in blocks(pool, size):
+            check_finite(block.x, block.start)
+            yield block
+            advance(len(block))
 
-    Pass ``check=False`` on the second and later readings.
+
+def blocks(pool: Pool, size: int = BLOCK) -> Iterator[Chunk]:
+    """The pool's rows in blocks of exactly ``size`` (the last may be shorter).
 
     >>> [len(block) for block in blocks(ArrayPool(np.ones((7, 1)), chunk_size=3), size=2)]
     [2, 2, 2, 1]
@@ -211,8 +219,6 @@ def blocks(pool: Pool, size: int = BLOCK, check: bool = True) -> Iterator[Chunk]
     held: list[Tensor] = []
     start = count = 0
     for chunk in pool.chunks():
-        if check:
-            check_finite(chunk.x, chunk.start)
         rows = chunk.x
         while count + len(rows) >= size:
             head, rows = rows[: size - count], rows[size - count :]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coresift.checks import check_finite, check_shape
-from coresift.pool import Pool, blocks
+from coresift.pool import Pool, read
 from coresift.types import Index
 
 
@@ -44,5 +44,5 @@ class Score:
 def score_pool(function: Callable[[Tensor], Tensor], pool: Pool, block: int = 8192) -> Score:
     """Score a pool block by block with a function from rows (n, ...) to numbers (n,)."""
     with torch.no_grad():
-        values = [function(part.x).double().cpu() for part in blocks(pool, block)]
+        values = [function(part.x).double().cpu() for part in read(pool, block)]
     return Score(torch.cat(values), pool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from coresift.checks import check_index
+from coresift.progress import progress_bar
 from coresift.scores.base import Score
 from coresift.selectors.information import information
 from coresift.spaces.base import Space
@@ -34,12 +35,14 @@ class Account:
     pending : points already sent for labelling: in the account from the start, never chosen again.
     open : (N,) bool, points that may be chosen now.
     chosen : the batch so far, in order.
+    report : told of each point taken.
     """
 
     budget: int
     pending: Index
     open: Tensor
     chosen: list[int] = field(default_factory=list)
+    report: Callable[[int], None] = lambda _: None
     _aside: Tensor | None = None
     _admits_twins: bool = False
 
@@ -56,6 +59,7 @@ class Account:
         """Put a point into the batch."""
         self.chosen.append(n)
         self.open[n] = False
+        self.report(1)
 
     def twin(self, space: Space, n: int, coordinates: Tensor) -> int | None:
         """The member of the account that ``n`` is a duplicate of, if there is one and it matters."""
@@ -136,8 +140,9 @@ class Selector(ABC, Generic[Source]):
                 f"budget is {budget}, but only {int(can.sum())} of {size} points can be chosen: "
                 f"{len(waiting)} are pending, {len(closed)} excluded, {zero} of norm zero"
             )
-        account = Account(int(budget), waiting, can)
-        weights, residuals = self._choose(source, account, make_generator(seed))
+        with progress_bar("choosing points", int(budget)) as advance:
+            account = Account(int(budget), waiting, can, report=advance)
+            weights, residuals = self._choose(source, account, make_generator(seed))
         index = np.asarray(account.chosen, dtype=np.int64)
         share = None
         if isinstance(source, Space) and source.additive:

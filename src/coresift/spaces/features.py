@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from coresift.models.base import LastLayerPosterior, Posterior
-from coresift.pool import Pool, as_pool, blocks
+from coresift.pool import Pool, as_pool, read
 from coresift.spaces.vectors import VectorSpace
 
 
@@ -32,7 +32,7 @@ def feature_space(posterior: Posterior | None, pool: Pool, labelled: Tensor | No
 
     def map_rows(source: Pool) -> Tensor:
         with torch.no_grad():
-            return torch.cat([model_features(posterior, block.x) for block in blocks(source)]).mT.contiguous()
+            return torch.cat([model_features(posterior, block.x) for block in read(source)]).mT.contiguous()
 
     vectors = map_rows(pool)
     mean = vectors.double().mean(1, keepdim=True).to(vectors)

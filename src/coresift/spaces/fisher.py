@@ -10,7 +10,7 @@ from torch import Tensor
 from coresift.models.base import LastLayerPosterior, Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.models.probit import ProbitPosterior
-from coresift.pool import Pool, as_pool, blocks
+from coresift.pool import Pool, as_pool, read
 from coresift.spaces.base import Space
 from coresift.spaces.likelihood import expected_log_likelihood
 from coresift.spaces.linear import linear_fisher_space
@@ -62,7 +62,7 @@ def last_layer_fisher_space(
 
     def map_rows(source: Pool) -> tuple[Tensor, Tensor]:
         errors, features = [], []
-        for block in blocks(source, 1024):
+        for block in read(source, 1024):
             seen = posterior.features(block.x).detach()
             outputs = posterior.outputs(seen, theta).detach().requires_grad_()  # (J, n, C)
             values = expected_log_likelihood(

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
 from coresift.models.base import Posterior
-from coresift.pool import Pool, as_pool, blocks
+from coresift.pool import Pool, as_pool, read
 from coresift.spaces.features import model_features
 from coresift.spaces.outer import OuterSpace, stored_outer_space
 from coresift.types import InputError
@@ -33,9 +33,9 @@ def badge_space(
 
     def map_rows(source: Pool, seen: Pool | None) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            probs = torch.cat([class_probabilities(posterior, block.x) for block in blocks(source)])
+            probs = torch.cat([class_probabilities(posterior, block.x) for block in read(source)])
             guess = torch.nn.functional.one_hot(probs.argmax(1), probs.shape[1])
-            rows = [model_features(None if seen else posterior, block.x) for block in blocks(seen or source)]
+            rows = [model_features(None if seen else posterior, block.x) for block in read(seen or source)]
         return probs - guess, torch.cat(rows)
 
     mapped = None

@@ -10,7 +10,7 @@ from torch.distributions import Categorical, Distribution, Normal, StudentT, kl_
 
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
-from coresift.pool import Pool, as_pool, blocks
+from coresift.pool import Pool, as_pool, read
 from coresift.spaces.base import Space
 from coresift.spaces.linear import linear_likelihood_space
 from coresift.spaces.vectors import VectorSpace
@@ -96,7 +96,7 @@ def sampled_likelihood_space(
         width = first.probs.shape[-1] if isinstance(first, Categorical) else first.event_shape.numel()
         size = min(max(_WORKING_SET // (first.batch_shape[0] * width), 64), 8192)
         vectors = torch.empty(first.batch_shape[0], len(source), dtype=dtype)
-        for block in blocks(source, size):
+        for block in read(source, size):
             predictive, conditional = posterior.predictive(block.x), posterior.conditional(block.x, theta)
             values = expected_log_likelihood(predictive, conditional, seed + block.start)
             if centred:

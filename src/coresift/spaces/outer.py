@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from coresift.pool import ArrayPool, Pool, blocks
+from coresift.pool import ArrayPool, Pool, blocks, read
 from coresift.spaces.base import KernelSpace
 
 
@@ -69,7 +69,7 @@ class OuterSpace(KernelSpace):
         self.kernel, self.pool, self.labelled = kernel, pool, labelled
         cross: Tensor | None = None  # (p, q), sum_m left_m right_m^T: all that the row sums need of the pool
         squares, offsets = [], []
-        for block in blocks(pool):
+        for block in read(pool):
             left, right = kernel.sides(block.x)
             cross = left.mT @ right if cross is None else cross + left.mT @ right
             squares.append(kernel.squares(block.x))
@@ -79,14 +79,14 @@ class OuterSpace(KernelSpace):
         self._offset = torch.cat(offsets)
         middle = kernel.scale * _times(_times(cross.mT, kernel.left_metric).mT, kernel.right_metric)
         self._total = self._offset @ _times(self._offset.sum(0), kernel.offset_metric)
-        for block in blocks(pool, check=False):
+        for block in blocks(pool):
             left, right = kernel.sides(block.x)
             self._total[block.start : block.start + len(block)] += ((left @ middle) * right).sum(1)
 
     def _column(self, x: Tensor) -> Tensor:
         """(N,) inner products of the pool with one point ``x`` (1, ...)."""
         column = torch.empty_like(self.norms)
-        for block in blocks(self.pool, check=False):
+        for block in blocks(self.pool):
             part = slice(block.start, block.start + len(block))
             column[part] = self.kernel.product(block.x, self._offset[part], x)[:, 0]
         return column

@@ -10,7 +10,7 @@ from torch.distributions import Categorical
 
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
-from coresift.pool import Pool, as_pool, blocks
+from coresift.pool import Pool, as_pool, read
 from coresift.spaces.vectors import VectorSpace
 
 
@@ -47,7 +47,7 @@ def predictive_space(
 
     def map_rows(source: Pool) -> Tensor:
         with torch.no_grad():
-            return torch.cat([deviations(block.x) for block in blocks(source, 1024)]).mT.contiguous()
+            return torch.cat([deviations(block.x) for block in read(source, 1024)]).mT.contiguous()
 
     space = VectorSpace(map_rows(pool), None if labelled is None else map_rows(as_pool(labelled)))
     space.additive = False

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 
 from coresift.checks import check_covariance, check_finite
 from coresift.models.probit import ProbitPosterior
-from coresift.pool import Pool, blocks
+from coresift.pool import Pool, read
+from coresift.progress import progress_bar
 from coresift.spaces.base import KernelSpace
 from coresift.special import normal_cdf_covariance
 
@@ -53,7 +51,7 @@ class ProbitFisherSpace(KernelSpace):
     resolution = 1e-12
 
     def __init__(self, posterior: ProbitPosterior, pool: Pool, labelled: Tensor | None = None) -> None:
-        rows = torch.cat([posterior.features(block.x).double() for block in blocks(pool)])
+        rows = torch.cat([posterior.features(block.x).double() for block in read(pool)])
         self._points = _Points.of(posterior, rows)
         self._labelled = None
         if labelled is not None:
@@ -69,11 +67,13 @@ class ProbitFisherSpace(KernelSpace):
         sums = torch.zeros_like(self.norms)
         tiles = [slice(start, start + TILE) for start in range(0, len(self), TILE)]
         pairs = [(left, right) for place, left in enumerate(tiles) for right in tiles[place:]]
-        for left, right in _with_progress(pairs, "inner products of all pairs"):
-            values = _inner(self._points[left], self._points[right])
-            sums[left] += values.sum(1)
-            if left != right:
-                sums[right] += values.sum(0)
+        with progress_bar("inner products of all pairs", len(pairs)) as advance:
+            for left, right in pairs:
+                values = _inner(self._points[left], self._points[right])
+                sums[left] += values.sum(1)
+                if left != right:
+                    sums[right] += values.sum(0)
+                advance(1)
         return sums
 
     def coordinates(self, n: int) -> Tensor:
@@ -128,16 +128,3 @@ def _inner(left: _Points, right: _Points) -> Tensor:
     correlation = left.directions @ right.directions.mT
     covariance = normal_cdf_covariance(left.zeta[:, None], right.zeta, correlation)
     return covariance.mul_(left.rows @ right.rows.mT)
-
-
-def _with_progress(
-    items: Sequence[tuple[slice, slice]], what: str, patience: float = 2.0
-) -> Iterator[tuple[slice, slice]]:
-    """Yield ``items``, with a bar on a terminal's stderr once it has taken ``patience`` seconds."""
-    console = Console(stderr=True)
-    began = time.monotonic()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=len(items), visible=False)
-        for item in items:
-            yield item
-            progress.update(task, advance=1, visible=time.monotonic() - began > patience)

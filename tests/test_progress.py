@@ -1,0 +1,31 @@
+import io
+
+import pytest
+from rich.console import Console
+
+import coresift.progress
+from coresift.progress import progress_bar
+
+
+def test_silent_where_nobody_watches(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coresift.progress, "PATIENCE", -1.0)
+    with progress_bar("counting", 2) as advance:
+        advance(1)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("patience", "shown"), [(-1.0, True), (60.0, False)])
+def test_a_bar_on_a_terminal_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, patience: float, shown: bool
+) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(coresift.progress, "PATIENCE", patience)
+    monkeypatch.setattr(
+        coresift.progress, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=80)
+    )
+    with progress_bar("counting sheep", 2) as advance:
+        advance(1)
+        with progress_bar("inner", 2) as inner:  # a bar within a bar does no harm
+            inner(2)
+        advance(1)
+    assert ("counting sheep" in screen.getvalue()) == shown
