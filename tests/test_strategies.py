@@ -14,7 +14,7 @@ from coresift.models import (
     GaussianSamples,
     ProbitPosterior,
 )
-from coresift.pool import as_pool
+from coresift.pool import ArrayPool, as_pool
 from coresift.spaces import badge_space, likelihood_space, predictive_space, sampled_likelihood_space
 from coresift.testing import check_posterior, check_space
 
@@ -81,6 +81,16 @@ def test_the_same_seed_gives_the_same_batch(strategy):
     posterior = ProbitPosterior(normal(4), torch.eye(4, dtype=torch.float64))
     first, second = (select(POOL, posterior=posterior, budget=7, strategy=strategy, seed=5) for _ in range(2))
     assert first.index.tolist() == second.index.tolist()
+
+
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES)))
+def test_the_chunk_size_does_not_matter(strategy):
+    posterior = ProbitPosterior(normal(4), torch.eye(4, dtype=torch.float64))
+    batches = [
+        select(ArrayPool(POOL, chunk), posterior=posterior, budget=7, strategy=strategy).index.tolist()
+        for chunk in (1, 7, N)
+    ]
+    assert batches[0] == batches[1] == batches[2]
 
 
 def test_half_precision_and_lists_come_in():

@@ -19,6 +19,7 @@ the paper: they are the limit of its Algorithm 2 for infinitely many samples.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -43,7 +44,9 @@ def linear_fisher_space(
         scale = posterior.noise_variance**-2
     else:
         scale = posterior.shape / posterior.rate
-    return OuterSpace(OuterKernel(_same, None, posterior.covariance.double(), scale), pool, labelled)
+    return OuterSpace(
+        OuterKernel(_sides(posterior), None, posterior.covariance.double(), scale), pool, labelled
+    )
 
 
 def linear_likelihood_space(
@@ -63,13 +66,13 @@ def linear_likelihood_space(
 def _known_noise(posterior: LinearPosterior, centred: bool) -> OuterKernel:
     noise, covariance = posterior.noise_variance, posterior.covariance.double()
     if centred:
-        return OuterKernel(_same, covariance, covariance, 0.5 / noise**2)
+        return OuterKernel(_sides(posterior), covariance, covariance, 0.5 / noise**2)
 
     def mean(x: Tensor) -> Tensor:
         ratio = posterior.function_variance(x).double() / noise
         return (0.5 * torch.log1p(ratio) - ratio).unsqueeze(1)
 
-    return OuterKernel(_same, covariance, covariance, 0.5 / noise**2, mean)
+    return OuterKernel(_sides(posterior), covariance, covariance, 0.5 / noise**2, mean)
 
 
 def _unknown_noise(posterior: NormalInverseGammaPosterior, centred: bool) -> OuterKernel:
@@ -100,11 +103,19 @@ def _unknown_noise(posterior: NormalInverseGammaPosterior, centred: bool) -> Out
             [0.0, -1 / (4 * b), a / (4 * b**2)],
         ],
         dtype=torch.float64,
+        device=posterior.mean.device,
     )
     covariance = posterior.covariance.double()
-    return OuterKernel(_same, covariance, covariance, 0.5, offset, metric)
+    return OuterKernel(_sides(posterior), covariance, covariance, 0.5, offset, metric)
 
 
-def _same(x: Tensor) -> tuple[Tensor, Tensor]:
-    x = x.double()
-    return x, x
+def _sides(
+    posterior: LinearPosterior | NormalInverseGammaPosterior,
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Both sides of the kernel are the rows themselves."""
+
+    def sides(x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = posterior.features(x).double()
+        return rows, rows
+
+    return sides

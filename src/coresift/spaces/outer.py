@@ -10,7 +10,7 @@ is one with itself. Their inner products multiply, so the outer products are nev
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class OuterKernel:
     sides : chunk (n, ...) -> left (n, p) and right (n, q), both float64. Called for every column, so cheap.
     left_metric : A (p, p), right_metric : B (q, q); the identity where ``None``.
     scale : factor of the product.
-    offset : chunk (n, ...) -> (n, r) float64, called once and kept.
+    offset : chunk (n, ...) -> (n, r) float64, called once and kept; none where ``None``.
     offset_metric : C (r, r).
     """
 
@@ -36,15 +36,18 @@ class OuterKernel:
     left_metric: Tensor | None = None
     right_metric: Tensor | None = None
     scale: float = 1.0
-    offset: Callable[[Tensor], Tensor] = field(default=lambda x: torch.zeros(len(x), 0, dtype=torch.float64))
+    offset: Callable[[Tensor], Tensor] | None = None
     offset_metric: Tensor | None = None
 
     def squares(self, x: Tensor) -> Tensor:
         """(n,) <n, n>."""
         left, right = self.sides(x)
-        offset = self.offset(x)
         product = _quadratic(left, self.left_metric) * _quadratic(right, self.right_metric)
-        return (self.scale * product + _quadratic(offset, self.offset_metric)).clamp(min=0)
+        return (self.scale * product + _quadratic(self.offsets(x), self.offset_metric)).clamp(min=0)
+
+    def offsets(self, x: Tensor) -> Tensor:
+        """(n, r), r = 0 where there are none."""
+        return self.sides(x)[0][:, :0] if self.offset is None else self.offset(x)
 
     def product(self, x: Tensor, offset: Tensor, y: Tensor) -> Tensor:
         """(n, m) inner products of points ``x``, whose offsets are known, with points ``y``."""
@@ -52,7 +55,7 @@ class OuterKernel:
         to_left, to_right = self.sides(y)
         product = left @ _times(to_left, self.left_metric).mT
         product *= right @ _times(to_right, self.right_metric).mT
-        return product.mul_(self.scale).add_(offset @ _times(self.offset(y), self.offset_metric).mT)
+        return product.mul_(self.scale).add_(offset @ _times(self.offsets(y), self.offset_metric).mT)
 
 
 class OuterSpace(KernelSpace):
@@ -73,7 +76,7 @@ class OuterSpace(KernelSpace):
             left, right = kernel.sides(block.x)
             cross = left.mT @ right if cross is None else cross + left.mT @ right
             squares.append(kernel.squares(block.x))
-            offsets.append(kernel.offset(block.x))
+            offsets.append(kernel.offsets(block.x))
         assert cross is not None, "a pool holds at least one row"
         self.norms = torch.cat(squares).sqrt()
         self._offset = torch.cat(offsets)
