@@ -3,6 +3,10 @@
 import importlib.util
 
 import pytest
+import torch
+
+# Tests run side by side, one process a core: threads within each would only wait for one another.
+torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,9 @@ import coresift.progress
 from coresift.progress import progress_bar
 
 
-def test_silent_where_nobody_watches(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_where_nobody_watches(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(coresift.progress, "PATIENCE", -1.0)
     with progress_bar("counting", 2) as advance:
         advance(1)

@@ -19,9 +19,10 @@ class FrankWolfe(SparseApproximation):
 
     Parameters
     ----------
-    start : "vertex" makes the whole first step, so that the weights keep sum_n w_n sigma_n = sigma, the
-        constraint of the paper's eq. 6. "zero" is Algorithm 1 to the letter: it line-searches from w = 0 at
-        once, and its weights end below the constraint.
+    start : "zero" is Algorithm 1 to the letter: it line-searches from w = 0 at once, and its weights end below
+        the constraint sum_n w_n sigma_n = sigma of the paper's eq. 6. "vertex" makes the whole first step, so
+        that the weights keep the constraint; where vectors point in many directions, the later steps then
+        mostly make up for the first.
     fill : make the batch exactly as large as asked; ``fill=False`` and ``start="zero"`` is Algorithm 1.
 
     >>> from coresift.spaces.vectors import VectorSpace
@@ -30,7 +31,7 @@ class FrankWolfe(SparseApproximation):
     array([1, 2])
     """
 
-    start: Literal["zero", "vertex"] = "vertex"
+    start: Literal["zero", "vertex"] = "zero"
 
     def _fit(self, space: Space, target: Target) -> _FrankWolfeFit:
         return _FrankWolfeFit(space, target, self.start)

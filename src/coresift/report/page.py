@@ -1,0 +1,131 @@
+"""One self-contained HTML page from paragraphs, tables and figures: nothing is loaded from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TypeAlias
+
+from matplotlib.figure import Figure
+
+from coresift.report.figures import to_svg
+
+
+@dataclass(frozen=True)
+class Heading:
+    """Opens a section."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under column names; the first column names the rows."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure; the caption is what is read out to those who cannot see it."""
+
+    figure: Figure
+    caption: str
+
+
+Part: TypeAlias = str | Heading | Table | Picture
+
+
+def page(title: str, parts: Iterable[Part]) -> str:
+    """A whole HTML document. A string is a paragraph; all text is escaped.
+
+    >>> "<p>a &lt; b</p>" in page("On order", ["a < b"])
+    True
+    """
+    body = "\n".join(_html(part) for part in parts)
+    return _PAGE.format(title=escape(title), style=_STYLE, body=body)
+
+
+def _html(part: Part) -> str:
+    if isinstance(part, str):
+        return f"<p>{escape(part)}</p>"
+    if isinstance(part, Heading):
+        return f"<h2>{escape(part.text)}</h2>"
+    if isinstance(part, Table):
+        return _table(part)
+    # An image of its own, not SVG in the page: names inside two figures then cannot clash.
+    image = base64.b64encode(to_svg(part.figure).encode()).decode()
+    caption = escape(part.caption)
+    return (
+        f'<figure><img alt="{caption}" src="data:image/svg+xml;base64,{image}">'
+        f"<figcaption>{caption}</figcaption></figure>"
+    )
+
+
+def _table(table: Table) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
+    rows = "\n".join(
+        f'<tr><th scope="row">{escape(first)}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        + "</tr>"
+        for first, *cells in table.rows
+    )
+    # The wrapper scrolls where a phone is narrower than the table.
+    return (
+        f'<div class="wide"><table><caption>{escape(table.caption)}</caption>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
+    )
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+<h1>{title}</h1>
+{body}
+</main>
+</body>
+</html>
+"""
+
+_STYLE = """
+:root {
+  color-scheme: light dark;
+  --paper: #ffffff; --ink: #1c2430; --soft: #5a6573; --line: #d9dee5;
+}
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #14181e; --ink: #e6e9ee; --soft: #a3adba; --line: #343c47; }
+}
+body {
+  margin: 0; background: var(--paper); color: var(--ink);
+  font: 1.0625rem/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
+}
+main { max-width: 52rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
+h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 1.5rem; }
+h2 { font-size: 1.3rem; margin: 2.5rem 0 0.75rem; }
+p { max-width: 42rem; margin: 0 0 1rem; }
+figure { margin: 1.5rem 0; }
+img {
+  display: block; box-sizing: border-box; width: 100%; height: auto;
+  background: #ffffff; border: 1px solid var(--line); border-radius: 0.5rem; padding: 0.75rem;
+}
+figcaption, caption { color: var(--soft); font-size: 0.9rem; line-height: 1.45; text-align: left; }
+figcaption { margin-top: 0.6rem; }
+caption { margin-bottom: 0.6rem; }
+.wide { overflow-x: auto; margin: 1.5rem 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.95rem; }
+th, td { padding: 0.35rem 1.1rem 0.35rem 0; text-align: right; white-space: nowrap; }
+thead th { border-bottom: 1px solid var(--soft); }
+tbody tr + tr > * { border-top: 1px solid var(--line); }
+tbody th { font-weight: 500; }
+"""
