@@ -111,7 +111,7 @@ def test_shapes_and_types():
         select(means=np.zeros((4, 10)), variances=-1.0, budget=1)
     with pytest.raises(InputError, match="go together"):
         select(means=np.zeros((4, 10)), budget=1)
-    with pytest.raises(InputError, match="features hold 3 points, but the pool holds 10"):
+    with pytest.raises(InputError, match="features hold 3 points, but the predictions 10"):
         select(probs=PROBS, features=X[:3], budget=1, strategy="k-center")
     with pytest.raises(InputError, match=r"vectors have shape \(3,\)"):
         VectorSpace(torch.zeros(3))
@@ -132,6 +132,69 @@ def test_covariances():
         LinearPosterior(torch.zeros(2), torch.eye(2), 0.0)
     with pytest.raises(InputError, match="finite only above 1"):
         NormalInverseGammaPosterior(torch.zeros(2), torch.eye(2), 1.0, 1.0)
+
+
+def test_rows_are_counted_from_the_start_of_the_pool():
+    probs = np.full((2, 20_000, 2), 0.5)
+    probs[0, 15_000] = 0.7
+    for strategy in ("acs-fw", "maxent", "bald"):
+        with pytest.raises(InputError, match="row 15000 sum to"):
+            select(probs=probs, budget=2, strategy=strategy)
+
+
+def test_not_a_number_in_the_first_row():
+    posterior = FunctionPosterior(lambda x, k: Normal(k * x[:, 0], 1.0), [0.0, 1.0])
+    with pytest.raises(InputError, match="nan in row 0, column 1"):
+        select(broken(np.nan, 0, 1), posterior=posterior, budget=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget": "5"}, "budget is '5'"),
+        ({"budget": None}, "budget is None"),
+        ({"strategy": None}, "a strategy is a name or a Strategy, got NoneType"),
+        ({"strategy": FrankWolfe()}, "a strategy is a name or a Strategy, got FrankWolfe"),
+        ({"seed": None}, "seed is None"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"pending": None}, "pending is None"),
+        ({"exclude": 3}, "exclude is 3"),
+        ({"num_samples": 2.5}, "num_samples is 2.5"),
+        ({"num_samples": 0}, "num_samples is 0"),
+        ({"posterior": object()}, "object is no posterior"),
+        ({"posterior": BayesianLinearRegression()}, "a model gives one when it is fitted"),
+        ({"labelled": np.full((2, 2), np.nan)}, "array of labelled points holds nan in row 0"),
+        ({"labelled": np.ones((2, 3))}, r"labelled points has shape \(2, 3\), expected \(any, 2\)"),
+        ({"features": X, "labelled": X}, "go with labelled_features="),
+        ({"features": X, "labelled_features": np.ones((2, 5))}, r"has shape \(2, 5\), expected \(any, 2\)"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(InputError, match=message):
+        select(X, **{"posterior": POSTERIOR, "budget": 2, **arguments})
+
+
+def test_a_cold_start_has_no_labelled_points():
+    for strategy in ("k-center", "acs-lcmd", "greedy-logdet"):
+        assert len(select(X, posterior=POSTERIOR, budget=2, strategy=strategy, labelled=X[:0])) == 2
+
+
+def test_one_sample_or_one_class():
+    with pytest.raises(InputError, match="a single posterior sample cannot disagree"):
+        select(probs=PROBS[:1], budget=2)
+    with pytest.raises(InputError, match="at least two classes"):
+        select(probs=np.ones((4, 10, 1)), budget=2, strategy="margin")
+    with pytest.raises(InputError, match="at least one sample"):
+        FunctionPosterior(lambda x, k: x, [])
+
+
+def test_selectors_and_sources_that_do_not_fit():
+    with pytest.raises(InputError, match="TopB chooses from a Score, got VectorSpace"):
+        TopB().select(VectorSpace(torch.ones(2, 3)), 1)
+    with pytest.raises(InputError, match="FrankWolfe chooses from a Space, got Score"):
+        FrankWolfe().select(Score(torch.ones(3)), 1)
+    with pytest.raises(InputError, match="start is 'foo'"):
+        FrankWolfe(start="foo")
 
 
 def test_unknown_strategies():
@@ -173,6 +236,17 @@ def test_files(tmp_path):
         coresift.ArrowPool(tmp_path / "pool.parquet", ["b"])
     with pytest.raises(InputError, match=r"column 'name' of .* holds string"):
         coresift.ArrowPool(tmp_path / "pool.parquet", ["name"])
+
+
+def test_files_that_are_no_pools(tmp_path):
+    (tmp_path / "pool.csv").write_text("a,b")
+    with pytest.raises(InputError, match=r"pool.csv is no pool: its name should end in .npy, .parquet"):
+        select(tmp_path / "pool.csv", budget=1)
+    (tmp_path / "pool.parquet").write_bytes(b"not parquet")
+    with pytest.raises(InputError, match="cannot read"):
+        select(tmp_path / "pool.parquet", budget=1)
+    with pytest.raises(InputError, match=r"cannot read .*missing.npy"):
+        select(tmp_path / "missing.npy", budget=1)
 
 
 def test_duplicate_points_enter_once():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import coresift
 from coresift.models import BayesianLinearRegression
 from coresift.pool import as_pool
 from coresift.selectors import GIGA, Exhaustive, FrankWolfe, best_weights, information
@@ -81,6 +82,45 @@ def test_a_line_search_never_raises_the_residual(start):
     residuals = FrankWolfe(start=start, fill=False).select(space, 40).residuals
     assert (np.diff(residuals) <= 1e-9).all()
     assert residuals[0] <= math.sqrt(space.squared_total()) or start == "vertex"
+
+
+@pytest.mark.parametrize("pending", [[], [3, 4]])
+@pytest.mark.parametrize(
+    "selector", [FrankWolfe(), GIGA(), FrankWolfe(fill=False), FrankWolfe(start="vertex")]
+)
+@pytest.mark.parametrize("rows", [4, 30])
+def test_weights_say_what_they_claim(selector, pending, rows):
+    """With those of pending points they are as close to L as ``information`` or the residual tells."""
+    vectors = random_vectors(rows, 100)
+    batch = selector.select(VectorSpace(vectors), 40, pending=pending)
+    approximation = vectors[:, batch.index] @ torch.from_numpy(batch.weights)
+    approximation += vectors[:, pending] @ torch.from_numpy(batch.pending_weights)
+    gap, whole = float((vectors.sum(1) - approximation).norm()), float(vectors.sum(1).norm())
+    if selector.fill:
+        assert 1 - (gap / whole) ** 2 == pytest.approx(batch.information, abs=1e-9)
+        assert gap <= batch.residuals[-1] * (1 + 1e-9) + 1e-5 * whole if len(batch.residuals) else True
+    elif len(batch.residuals):
+        assert gap == pytest.approx(batch.residuals[-1], rel=1e-6, abs=1e-5 * whole)
+    assert (np.diff(batch.residuals) <= 1e-9 * whole).all()
+
+
+def test_norms_of_very_different_size():
+    for seed in range(20):
+        sizes = 10 ** (8 * random_vectors(1, 40, seed).clamp(-1, 1))
+        for selector in (FrankWolfe(), FrankWolfe(fill=False), GIGA(), GIGA(fill=False)):
+            batch = selector.select(VectorSpace(random_vectors(5, 40, seed) * sizes), 20)
+            assert (batch.weights >= 0).all()
+            assert np.isfinite(batch.weights).all()
+
+
+def test_a_large_batch_of_points_that_hardly_differ():
+    """Frank-Wolfe, and the weights that tell its information, on a thousand nearly dependent vectors."""
+    pool = random_vectors(4000, 30)
+    posterior = BayesianLinearRegression(noise_variance=1.0).fit(pool[:50], pool[:50, 0])
+    for strategy in ("acs-fw", "acs-lcmd"):
+        batch = coresift.select(pool, posterior=posterior, budget=1000, strategy=strategy)
+        assert len(set(batch.index.tolist())) == 1000
+        assert 0.9 < batch.information <= 1
 
 
 def test_residuals_and_weights_belong_together():

@@ -109,6 +109,28 @@ def test_odd_arrays(rows):
     np.testing.assert_array_equal(chunk.x.numpy(), rows.astype(chunk.x.numpy().dtype))
 
 
+def test_files_whose_types_differ(tmp_path):
+    """Integers in one file, fractions in the next, nothing but nulls in a third: one type for all."""
+    for number, column in enumerate((pa.array([1, 2]), pa.array([0.1, 0.2], pa.float32()), pa.array([0.3]))):
+        pyarrow.parquet.write_table(
+            pa.table({"a": column, "b": [True] * len(column)}), tmp_path / f"{number}.parquet"
+        )
+    pool = as_pool(tmp_path)
+    rows = torch.cat([chunk.x for chunk in pool.chunks()])
+    assert rows[:, 0].tolist() == [1, 2, np.float32(0.1), np.float32(0.2), 0.3]
+    assert rows[:, 1].tolist() == [1] * 5
+    assert torch.equal(pool.take([4, 2, 0]), rows[[4, 2, 0]])
+    with pytest.raises(IndexError):
+        pool.take([5])
+
+
+def test_masked_values_are_missing():
+    rows = np.ma.masked_array(ROWS, mask=np.zeros_like(ROWS, dtype=bool))
+    rows.mask[4, 2] = True
+    with pytest.raises(coresift.InputError, match="nan in row 4, column 2"):
+        list(read(as_pool(rows)))
+
+
 def test_integers_beside_floats_in_parquet(tmp_path):
     pyarrow.parquet.write_table(pa.table({"a": [1, 2, 3], "b": [0.5, None, 1.5]}), tmp_path / "pool.parquet")
     pool = as_pool(tmp_path / "pool.parquet")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from coresift.models import ClassSamples
+from coresift.models import BayesianLinearRegression, BayesianProbitRegression, ClassSamples
 from coresift.pool import ArrayPool, as_pool
 from coresift.scores import Score
 from coresift.selectors import (
@@ -23,7 +23,16 @@ from coresift.selectors import (
     TopB,
     UniformRandom,
 )
-from coresift.spaces import FeatureSpace, GramSpace, VectorSpace, feature_space, sampled_likelihood_space
+from coresift.spaces import (
+    FeatureSpace,
+    GramSpace,
+    ProbitFisherSpace,
+    VectorSpace,
+    feature_space,
+    linear_fisher_space,
+    linear_likelihood_space,
+    sampled_likelihood_space,
+)
 from coresift.testing import check_selector, check_space
 
 SPARSE = [FrankWolfe(), FrankWolfe(start="zero"), GIGA()]
@@ -47,6 +56,25 @@ def test_contract_on_spaces(selector, dtype):
     gram = random_vectors(7, 40)
     check_selector(selector, GramSpace(gram.mT @ gram))
     check_selector(selector, FeatureSpace(random_vectors(3, 40).to(dtype), random_vectors(3, 6).to(dtype)))
+
+
+@pytest.mark.parametrize("selector", [*STEADY, *DRAWN], ids=name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_contract_on_closed_forms(selector, dtype):
+    """Most of the pool is chosen, so that rounding has every chance to bring a point in twice."""
+    pool = random_vectors(60, 8).to(dtype)
+    source = as_pool(torch.cat([pool, pool[:10]]))
+    linear = BayesianLinearRegression(0.3).fit(pool[:5], pool[:5, 0])
+    unknown = BayesianLinearRegression().fit(pool[:5], pool[:5, 0])
+    probit = BayesianProbitRegression().fit(pool[:5], pool[:5, 0] > 0)
+    for space in (
+        linear_likelihood_space(linear, source),
+        linear_likelihood_space(unknown, source, centred=True),
+        linear_fisher_space(linear, source, pool[:5]),
+        ProbitFisherSpace(probit, source),
+    ):
+        check_selector(selector, space, budget=40)
+        assert len(set((selector.select(space, 55).index % 60).tolist())) == 55
 
 
 @pytest.mark.parametrize("selector", RANKING, ids=name)
@@ -208,6 +236,7 @@ def test_k_medoids_finds_the_middles_and_respects_pending():
     batch = KMedoids().select(FeatureSpace(points), 3)
     assert sorted(batch.index // 30) == [0, 1, 2]
     assert batch.weights.sum() == pytest.approx(90)
+    assert (np.diff(batch.weights) <= 0).all()
     pending = [5]
     rest = KMedoids().select(FeatureSpace(points), 2, pending=pending)
     assert sorted(rest.index // 30) == [1, 2]
@@ -247,6 +276,16 @@ def test_float32_and_float64_choose_alike():
             selector.select(VectorSpace(vectors.to(d)), 20) for d in (torch.float64, torch.float32)
         )
         assert double.index.tolist() == single.index.tolist()
+
+
+def test_near_points_are_told_apart_in_float32():
+    """Two clusters far apart: k-center covers both as well as in float64."""
+    points = random_vectors(2, 400)
+    points[:, 200:] += 3000
+    radius = [
+        KCenter().select(FeatureSpace(points.to(d)), 40).residuals[-1] for d in (torch.float64, torch.float32)
+    ]
+    assert radius[1] == pytest.approx(radius[0], rel=0.1)
 
 
 def test_feature_space_is_centred_and_keeps_the_contract():

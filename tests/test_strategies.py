@@ -111,6 +111,63 @@ def test_a_batch_knows_what_it_carries():
     assert select(probs=PROBS, budget=2, strategy="k-center").information is None
 
 
+def test_rows_beside_predictions_are_their_features():
+    for strategy in ("k-center", "badge", "lcmd"):
+        beside = select(POOL, probs=PROBS, budget=7, strategy=strategy)
+        assert (
+            beside.index.tolist()
+            == select(probs=PROBS, features=POOL, budget=7, strategy=strategy).index.tolist()
+        )
+
+
+def test_labelled_points_with_variances_of_their_own():
+    means, variances = normal(8, N), normal(8, N, seed=1).exp()
+    own = (means[:, :4], variances[:, :4])
+    check(select(means=means, variances=variances, budget=7, strategy="acs-lcmd", labelled=own))
+
+
+def test_bald_of_more_samples_than_the_space_draws():
+    """Both of its terms are over all samples, so it is information, and not negative."""
+    probs = torch.softmax(0.01 * normal(600, N, 3), -1)
+    check(select(probs=probs.float(), budget=7, strategy="power-bald"))
+    exact = (probs.mean(0).xlogy(probs.mean(0)).sum(-1) - probs.xlogy(probs).sum(-1).mean(0)).neg()
+    top = select(probs=probs, budget=7, strategy="bald").index.tolist()
+    assert top == exact.argsort(descending=True)[:7].tolist()
+
+
+def test_samples_that_agree_but_for_a_few_digits():
+    """Predictions in float32 are compared in float64: the best points are still found."""
+    probs = torch.softmax(normal(1, N, 3) + 1e-3 * normal(30, N, 3, seed=1), -1)
+    for strategy in ("bald", "acs-norm"):
+        single, double = (
+            set(select(probs=p, budget=20, strategy=strategy).index) for p in (probs.float(), probs)
+        )
+        assert len(single & double) >= 17
+
+
+def test_vectors_too_long_for_float32():
+    """A noise variance of next to nothing makes likelihoods of 1e20; the choice is that of a milder one."""
+    means = 1e4 * normal(10, 50)
+    for strategy in ("acs-fw", "acs-giga", "acs-lcmd"):
+        tiny, mild = (
+            select(means=means, variances=v, budget=5, strategy=strategy).index.tolist()
+            for v in (1e-12, 1e-4)
+        )
+        assert tiny == mild
+
+
+def test_the_global_random_state_is_left_alone():
+    torch.manual_seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    posterior = BayesianLinearRegression().fit(POOL[:8], POOL[:8, 0])
+    for strategy in sorted(set(STRATEGIES) - CLASSES_ONLY):
+        select(POOL, posterior=posterior, budget=3, strategy=strategy)
+    select(POOL, posterior=FunctionPosterior(FAMILIES["gamma"], list(0.5 * normal(12, 4))), budget=3)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
+
+
 def test_sample_posteriors_keep_the_contract():
     check_posterior(ClassSamples(30), PROBS.transpose(0, 1))
     rows = torch.stack([normal(9, N), normal(9, N, seed=1).exp()], -1).transpose(0, 1)

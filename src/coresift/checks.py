@@ -72,9 +72,19 @@ def check_covariance(matrix: Tensor, what: str = "covariance") -> Tensor:
     return factor
 
 
+def check_budget(budget: int, size: int) -> None:
+    """Raise unless ``budget`` is a whole number between 1 and the ``size`` of the pool."""
+    if isinstance(budget, bool) or not isinstance(budget, int | np.integer) or budget < 1:
+        raise InputError(f"budget is {budget!r}, expected a whole number of at least 1")
+    if budget > size:
+        raise InputError(f"budget is {budget}, but the pool holds {size} points")
+
+
 def check_index(index: Iterable[int], size: int, what: str) -> Index:
     """Return ``index`` as a sorted array of distinct positions in a pool of ``size`` points."""
-    array = np.asarray(index if isinstance(index, np.ndarray | Tensor) else list(index))
+    if not isinstance(index, Iterable) or isinstance(index, str):
+        raise InputError(f"{what} is {index!r}, expected a list of positions in the pool")
+    array = np.asarray(index.cpu() if isinstance(index, Tensor) else list(index))
     if array.size == 0:
         return np.empty(0, dtype=np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":

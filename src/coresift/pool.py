@@ -96,14 +96,23 @@ class ArrowPool:
         self.path, self.chunk_size = Path(path), chunk_size
         if chunk_size < 1:
             raise InputError(f"chunk_size is {chunk_size}, expected at least 1")
-        files = [self.path] if self.path.is_file() else _data_files(self.path)
-        kind = "parquet" if files[0].suffix in _PARQUET else "ipc"
-        self._dataset = pa.dataset.dataset([str(file) for file in files], format=kind)
-        schema = self._dataset.schema
+        files = _data_files(self.path)
+        kind = "parquet" if files[0].suffix.lower() in _PARQUET else "ipc"
+        names = [str(file) for file in files]
+        try:
+            parts = pa.dataset.dataset(names, format=kind).get_fragments()
+            # One schema for all files: a column may hold integers in one and fractions in the next.
+            schema = pa.unify_schemas([part.physical_schema for part in parts], promote_options="permissive")
+            self._dataset = pa.dataset.dataset(names, format=kind, schema=schema)
+            counts = [fragment.count_rows() for fragment in self._dataset.get_fragments()]
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise InputError(f"cannot read {self.path}: {str(error).splitlines()[0]}") from None
         numeric = [
             field.name
             for field in schema
-            if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+            if pa.types.is_integer(field.type)
+            or pa.types.is_floating(field.type)
+            or pa.types.is_boolean(field.type)
         ]
         self.columns = list(numeric if columns is None else columns)
         missing = [name for name in self.columns if name not in schema.names]
@@ -115,7 +124,6 @@ class ArrowPool:
             raise InputError(f"column {wrong[0]!r} of {self.path} holds {kind}, expected numbers")
         if not self.columns:
             raise InputError(f"{self.path} has no numeric column; it has {', '.join(schema.names)}")
-        counts = [fragment.count_rows() for fragment in self._dataset.get_fragments()]
         self._fragment_starts = np.concatenate([[0], np.cumsum(counts)])
         if len(self) == 0:
             raise InputError(f"the pool {self.path} is empty")
@@ -136,6 +144,8 @@ class ArrowPool:
 
     def take(self, index: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
         position = np.asarray(index, dtype=np.int64)
+        if len(position) and not 0 <= position.min() <= position.max() < len(self):
+            raise IndexError(f"positions {position.min()} to {position.max()} in a pool of {len(self)} rows")
         order = np.argsort(position, kind="stable")
         parts = []
         fragments = self._dataset.get_fragments()
@@ -143,7 +153,8 @@ class ArrowPool:
             inside = position[order]
             inside = inside[(inside >= start) & (inside < stop)] - start
             if len(inside):
-                parts.append(self._to_tensor(fragment.take(inside, columns=self.columns)))
+                scanner = fragment.scanner(schema=self._dataset.schema, columns=self.columns)
+                parts.append(self._to_tensor(scanner.take(inside)))
         if not parts:
             return next(self.chunks()).x[:0]
         rows = torch.cat(parts)
@@ -160,15 +171,23 @@ _PARQUET = (".parquet", ".pq")
 _ARROW = (".arrow", ".feather", ".ipc")
 
 
-def _data_files(folder: Path) -> list[Path]:
-    """The Parquet or Arrow files of a folder, sorted by name; one kind only."""
-    if not folder.exists():
-        raise InputError(f"there is no file or folder {folder}")
-    files = sorted(file for file in folder.iterdir() if file.suffix in _PARQUET + _ARROW)
+def _data_files(path: Path) -> list[Path]:
+    """The Parquet or Arrow file, or those of a folder, sorted by name; one kind only."""
+    endings = ", ".join(_PARQUET + _ARROW)
+    if not path.exists():
+        raise InputError(f"there is no file or folder {path}")
+    if path.is_file():
+        if path.suffix.lower() not in _PARQUET + _ARROW:
+            raise InputError(
+                f"{path} is no pool: its name should end in .npy, {endings}; "
+                "read other formats with a library of your choice and pass the array"
+            )
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in _PARQUET + _ARROW)
     if not files:
-        raise InputError(f"{folder} holds no file ending in {', '.join(_PARQUET + _ARROW)}")
-    if len({file.suffix in _PARQUET for file in files}) > 1:
-        raise InputError(f"{folder} mixes Parquet and Arrow files; put each kind in a folder of its own")
+        raise InputError(f"{path} holds no file ending in {endings}")
+    if len({file.suffix.lower() in _PARQUET for file in files}) > 1:
+        raise InputError(f"{path} mixes Parquet and Arrow files; put each kind in a folder of its own")
     return files
 
 
@@ -194,10 +213,15 @@ def as_pool(source: PoolLike | Any, columns: Sequence[str] | None = None) -> Poo
         return source
     if isinstance(source, str | Path):
         if Path(source).suffix == ".npy":
-            return ArrayPool(np.load(source, mmap_mode="r"))
+            try:
+                return ArrayPool(np.load(source, mmap_mode="r"))
+            except (OSError, ValueError) as error:
+                raise InputError(f"cannot read {source}: {error}") from None
         return ArrowPool(source, columns)
     if isinstance(source, Tensor):
         return ArrayPool(source.detach())
+    if isinstance(source, np.ma.MaskedArray):
+        source = np.ma.filled(source.astype(np.float64), np.nan)  # which is then found and named
     return ArrayPool(np.asarray(source))
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coresift.checks import check_budget, check_finite, check_probabilities, check_shape
 from coresift.models.base import Posterior
 from coresift.models.samples import ClassSamples, GaussianSamples
-from coresift.pool import Pool, PoolLike, as_pool
+from coresift.pool import Pool, PoolLike, as_float, as_pool
 from coresift.scores.bald import bald
 from coresift.scores.base import Score
 from coresift.scores.entropy import entropy
@@ -189,6 +190,8 @@ def find_strategy(strategy: str | Strategy) -> Strategy:
     """Look a strategy up by name; an unknown name raises an error that says the near ones."""
     if isinstance(strategy, Strategy):
         return strategy
+    if not isinstance(strategy, str):
+        raise InputError(f"a strategy is a name or a Strategy, got {type(strategy).__name__}")
     if strategy in STRATEGIES:
         return STRATEGIES[strategy]
     near = difflib.get_close_matches(strategy.lower(), STRATEGIES, n=3, cutoff=0.4)
@@ -227,10 +230,12 @@ def select(
     probs : (K, N, C) class probabilities.
     means, variances : (K, N) Gaussian predictions; ``variances`` may be anything that broadcasts, such as one
         noise variance.
-    labelled : the points that have labels already, for strategies that keep a distance from them. In the form
-        of what stands for the pool: rows (M, d), probabilities (K, M, C), or means (K, M).
+    labelled : the points that have labels already, for strategies that keep a distance from them. In the
+        form of what stands for the pool: rows (M, d), probabilities (K, M, C), means (K, M), or a pair of
+        means and variances.
     features, labelled_features : (N, D) and (M, D), where 'k-center', 'k-medoids', 'lcmd' and 'badge' measure
-        distances; by default the model's own features, or the pool's rows.
+        distances; by default the model's own features, or the pool's rows, which may be given beside
+        ``probs`` or ``means`` for that.
     pending : points already sent for labelling: they count as taken and are not chosen again.
     exclude : points that cannot be labelled.
     num_samples : J; grows with the budget by default (see `default_num_samples`).
@@ -242,50 +247,87 @@ def select(
     5
     """
     method = find_strategy(strategy)
-    ways = [posterior is not None, probs is not None, means is not None]
-    if sum(ways) > 1:
+    source, posterior, known = _model(pool, posterior, probs, means, variances, labelled)
+    check_budget(budget, len(source))
+    if pool is not None and (probs is not None or means is not None) and features is None:
+        features = pool
+    seen = None if features is None else as_pool(features)
+    if seen is not None and len(seen) != len(source):
+        raise InputError(f"the pool's features hold {len(seen)} points, but the predictions {len(source)}")
+    if seen is not None and known is not None and labelled_features is None:
+        raise InputError(
+            "features= and labelled= go with labelled_features=, the same features of those points"
+        )
+    problem = Problem(
+        pool=source,
+        posterior_or_none=posterior,
+        labelled=known,
+        features=seen,
+        labelled_features=None if seen is None else _labelled(labelled_features, seen),
+        num_samples=default_num_samples(budget) if num_samples is None else num_samples,
+        generator=make_generator(seed),
+    )
+    if (
+        isinstance(problem.num_samples, bool)
+        or not isinstance(problem.num_samples, int)
+        or problem.num_samples < 2
+    ):
+        raise InputError(f"num_samples is {num_samples!r}, expected a whole number of at least 2")
+    return method.run(problem, budget, pending, exclude)
+
+
+def _model(
+    pool: PoolLike | None, posterior: Posterior | None, probs: Any, means: Any, variances: Any, labelled: Any
+) -> tuple[Pool, Posterior | None, Tensor | None]:
+    """What to choose from, the posterior that understands it, and the labelled points in the same form."""
+    if sum(given is not None for given in (posterior, probs, means)) > 1:
         raise InputError("pass only one of posterior=, probs= and means=")
     if (means is None) != (variances is None):
         raise InputError(
             "means= and variances= go together; for an ensemble without variances pass a noise variance"
         )
     if probs is not None:
-        rows = _samples_first(probs, "probs", 3)
-        posterior, source = ClassSamples(rows.shape[0]), as_pool(_rows_first(rows))
-        labelled = None if labelled is None else _rows_first(_samples_first(labelled, "labelled", 3))
-    elif means is not None:
-        rows = _gaussian(means, variances)
-        posterior, source = GaussianSamples(rows.shape[0]), as_pool(_rows_first(rows))
-        labelled = None if labelled is None else _rows_first(_gaussian(labelled, variances))
-    elif pool is not None:
-        source = as_pool(pool)
-    else:
+        rows = _array(probs, "probs", "samples, points, classes")
+        source = as_pool(_rows_first(rows))
+        for chunk in source.chunks():
+            check_finite(chunk.x, chunk.start, "array of probabilities")
+            check_probabilities(chunk.x, chunk.start)
+        if labelled is not None:
+            labelled = _rows_first(_array(labelled, "labelled", "samples, points, classes"))
+        return source, ClassSamples(rows.shape[0]), _labelled(labelled, source)
+    if means is not None:
+        rows = _gaussian(means, variances, "means")
+        if labelled is not None:
+            centre, spread = labelled if isinstance(labelled, tuple) else (labelled, variances)
+            labelled = _rows_first(_gaussian(centre, spread, "labelled"))
+        source = as_pool(_rows_first(rows))
+        return source, GaussianSamples(rows.shape[0]), _labelled(labelled, source)
+    if pool is None:
         raise InputError("nothing to choose from: pass a pool, or probs=, or means= and variances=")
-    known = None if features is None else as_pool(features)
-    if known is not None and len(known) != len(source):
-        raise InputError(f"features hold {len(known)} points, but the pool holds {len(source)}")
-    problem = Problem(
-        pool=source,
-        posterior_or_none=posterior,
-        labelled=None if labelled is None else _tensor(labelled),
-        features=known,
-        labelled_features=None if labelled_features is None else _tensor(labelled_features),
-        num_samples=default_num_samples(budget) if num_samples is None else num_samples,
-        generator=make_generator(seed),
-    )
-    return method.run(problem, budget, pending, exclude)
+    if posterior is not None and not isinstance(posterior, Posterior):
+        raise InputError(
+            f"{type(posterior).__name__} is no posterior: it lacks sample, conditional or predictive; "
+            "a model gives one when it is fitted"
+        )
+    source = as_pool(pool)
+    return source, posterior, _labelled(labelled, source)
 
 
-def _tensor(values: Any) -> Tensor:
-    return values.detach() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+def _labelled(rows: Any, pool: Pool) -> Tensor | None:
+    """Labelled points, checked to look like the pool's rows; ``None`` where there are none."""
+    if rows is None or len(rows) == 0:
+        return None
+    tensor = as_float(rows.detach() if isinstance(rows, Tensor) else np.asarray(rows))
+    check_shape(tensor, (None, *next(pool.chunks()).x.shape[1:]), "an array of labelled points")
+    check_finite(tensor, what="array of labelled points")
+    return tensor
 
 
-def _samples_first(values: Any, name: str, dimensions: int) -> Any:
-    rows = values.detach() if isinstance(values, Tensor) else np.asanyarray(values)
-    if rows.ndim != dimensions:
-        axes = "(samples, points, classes)" if dimensions == 3 else "(samples, points)"
-        raise InputError(f"{name} has shape {tuple(rows.shape)}, expected {axes}")
-    return rows
+def _array(values: Any, name: str, axes: str) -> Any:
+    array = values.detach() if isinstance(values, Tensor) else np.asanyarray(values)
+    if array.ndim != axes.count(",") + 1:
+        raise InputError(f"{name} has shape {tuple(array.shape)}, expected ({axes})")
+    return array
 
 
 def _rows_first(values: Any) -> Any:
@@ -293,14 +335,15 @@ def _rows_first(values: Any) -> Any:
     return values.transpose(0, 1) if isinstance(values, Tensor) else np.swapaxes(values, 0, 1)
 
 
-def _gaussian(means: Any, variances: Any) -> Tensor:
+def _gaussian(means: Any, variances: Any, name: str) -> Tensor:
     """(K, N, 2) means and variances."""
-    mean = _tensor(_samples_first(means, "means", 2))
-    mean = mean if mean.is_floating_point() else mean.double()
-    spread = torch.as_tensor(variances if isinstance(variances, Tensor) else np.asarray(variances)).to(mean)
+    mean = as_float(_array(means, name, "samples, points"))
+    spread = torch.as_tensor(variances if isinstance(variances, Tensor) else np.array(variances)).to(mean)
     try:
         return torch.stack([mean, spread.expand(mean.shape)], -1)
     except RuntimeError:
         raise InputError(
-            f"variances of shape {tuple(spread.shape)} do not broadcast to means of shape {tuple(mean.shape)}"
+            f"variances of shape {tuple(spread.shape)} do not broadcast to {name} of shape "
+            f"{tuple(mean.shape)}; for labelled points with variances of their own pass "
+            "labelled=(means, variances)"
         ) from None

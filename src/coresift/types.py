@@ -35,23 +35,27 @@ class Chunk:
         return len(self.x)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """The points to label next, in the order in which they were chosen.
 
     Attributes
     ----------
     index : (b,) distinct positions in the pool.
-    weights : (b,) how much of the pool each point stands for, where the selector says so.
+    weights : (b,) how much of the pool each point stands for: the best weights w >= 0 in L(w) = sum w_n L_n,
+        or those of the published algorithm with ``fill=False``. ``None`` where the selector saw scores or
+        features, which do not add up to anything.
+    pending_weights : likewise for pending points, in ascending order of their positions.
     residuals : (steps,) what the selector still had to explain after each step: the distance
-        ``||L - L(w)||`` for Frank-Wolfe and its kin, the covering radius for K-Center, and so on.
-    information : share of the pool's information the batch carries, together with pending points:
-        ``1 - ||L - L(w)||^2 / ||L||^2`` with the best non-negative weights ``w`` on those points.
-        ``None`` where the selector saw scores or features, which do not add up to anything.
+        ``||L - L(w)||`` for Frank-Wolfe and its kin, until it stops falling; the covering radius for
+        K-Center.
+    information : share of the pool's information that the batch and the pending points carry:
+        ``1 - ||L - L(w)||^2 / ||L||^2`` with the best weights w >= 0 on them.
     """
 
     index: Index
     weights: Floats | None = None
+    pending_weights: Floats | None = None
     residuals: Floats | None = None
     information: float | None = None
 
@@ -63,4 +67,6 @@ def make_generator(seed: int | torch.Generator) -> torch.Generator:
     """Turn a seed into a CPU generator; a generator is passed through and advances with use."""
     if isinstance(seed, torch.Generator):
         return seed
-    return torch.Generator().manual_seed(seed)
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise InputError(f"seed is {seed!r}, expected a whole number or a torch.Generator")
+    return torch.Generator().manual_seed(int(seed))

@@ -30,6 +30,16 @@ class Posterior(Protocol):
 
 
 @runtime_checkable
+class FiniteSamples(Posterior, Protocol):
+    """A posterior that is known by K samples and no more; its predictive is their mixture."""
+
+    @property
+    def num_samples(self) -> int:
+        """K."""
+        ...
+
+
+@runtime_checkable
 class LastLayerPosterior(Posterior, Protocol):
     """A posterior whose parameters enter linearly in features: what gradients of a last layer need.
 

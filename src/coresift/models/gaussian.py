@@ -68,8 +68,8 @@ class GaussianWeights(ABC):
         return self.likelihood(self.outputs(self.features(x), theta), theta)
 
     def function_variance(self, x: Tensor) -> Tensor:
-        """(n,) s_nn = x_n^T covariance x_n."""
-        return quadratic(self.features(x), self.covariance)
+        """(n,) s_nn = x_n^T covariance x_n, in float64."""
+        return quadratic(self.features(x).double(), self.covariance.double())
 
 
 def quadratic(x: Tensor, matrix: Tensor) -> Tensor:

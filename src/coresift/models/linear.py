@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.distributions import Gamma, Normal, StudentT
+from torch.distributions import Normal, StudentT
 
 from coresift.models.gaussian import GaussianWeights, check_labelled, check_positive, gaussian_prior
 from coresift.types import InputError
@@ -38,7 +39,7 @@ class LinearPosterior(GaussianWeights):
 
     def predictive(self, x: Tensor) -> Normal:
         scale = (self.function_variance(x) + self.noise_variance).sqrt()
-        return Normal(self.features(x) @ self.mean, scale)
+        return Normal(self.features(x) @ self.mean, scale.to(self.mean))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +80,7 @@ class NormalInverseGammaPosterior(GaussianWeights):
 
     def predictive(self, x: Tensor) -> StudentT:
         scale = (self.rate / self.shape * (1 + self.function_variance(x))).sqrt()
-        return StudentT(2 * self.shape, self.features(x) @ self.mean, scale)
+        return StudentT(2 * self.shape, self.features(x) @ self.mean, scale.to(self.mean))
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,6 @@ class BayesianLinearRegression:
 
 def _standard_gamma(shape: float, num: int, generator: torch.Generator) -> Tensor:
     """(num,) draws of Gamma(shape, 1), in float64."""
-    # torch.distributions takes no generator: hand it a seed of ours and give the global state back.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-        return Gamma(torch.tensor(shape, dtype=torch.float64), 1.0).sample((num,))
+    # torch draws gammas from its global generator only; NumPy takes a seed of ours.
+    seed = int(torch.randint(2**62, (), generator=generator))
+    return torch.from_numpy(np.random.default_rng(seed).standard_gamma(shape, num))

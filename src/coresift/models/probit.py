@@ -41,7 +41,8 @@ class ProbitPosterior(GaussianWeights):
         return _bernoulli(outputs.squeeze(-1))
 
     def predictive(self, x: Tensor) -> Bernoulli:
-        return _bernoulli(self.features(x) @ self.mean / (1 + self.function_variance(x)).sqrt())
+        scale = (1 + self.function_variance(x)).sqrt().to(self.mean)
+        return _bernoulli(self.features(x) @ self.mean / scale)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class ClassSamples:
 
     >>> probs_N_K_C = torch.tensor([[[0.9, 0.1], [0.1, 0.9]]])
     >>> ClassSamples(num_samples=2).predictive(probs_N_K_C).probs
-    tensor([[0.5000, 0.5000]])
+    tensor([[0.5000, 0.5000]], dtype=torch.float64)
     """
 
     num_samples: int
@@ -47,7 +47,8 @@ class ClassSamples:
     def _checked(self, x: Tensor) -> Tensor:
         check_shape(x, (None, self.num_samples, None), "a chunk of class probabilities")
         check_probabilities(x)
-        probs = x.clamp(min=FLOOR)
+        # In float64: where samples agree but for a few digits, float32 would leave only rounding of them.
+        probs = x.double().clamp(min=FLOOR)
         return probs / probs.sum(-1, keepdim=True)
 
 
@@ -77,7 +78,7 @@ class GaussianSamples:
         check_shape(x, (None, self.num_samples, 2), "a chunk of means and variances")
         if bool((x[..., 1] <= 0).any()):
             raise InputError(f"a variance is {float(x[..., 1].min()):.3g}, expected positive numbers")
-        return x
+        return x.double()
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,14 @@ class FunctionPosterior:
 
     function: Callable[[Tensor, Any], Distribution]
     samples: tuple[Any, ...] | list[Any]
+
+    def __post_init__(self) -> None:
+        if not len(self.samples):
+            raise InputError("a posterior needs at least one sample")
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.samples)
 
     def sample(self, num: int, generator: torch.Generator) -> list[Any]:
         """Up to ``num`` of the samples, without repetition."""

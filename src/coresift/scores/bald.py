@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coresift.models.base import Posterior
+from coresift.models.base import FiniteSamples, Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.models.probit import ProbitPosterior
 from coresift.pool import Pool
@@ -29,8 +29,8 @@ def bald(
 ) -> Score:
     """Expected information gain: exact for linear and probit regression, from J samples for other models.
 
-    Linear regression gives 1/2 log(1 + x^T S x / s0^2); probit needs one integral over the real line, done by
-    Gauss-Hermite quadrature. Pass ``exact=False`` for the sampled estimate in any case.
+    Never below zero. Linear regression gives 1/2 log(1 + x^T S x / s0^2); probit needs one integral over the
+    real line, done by Gauss-Hermite quadrature. Pass ``exact=False`` for the sampled estimate in any case.
     """
     if exact and isinstance(posterior, LinearPosterior):
         noise = posterior.noise_variance
@@ -42,11 +42,14 @@ def bald(
         return score_pool(lambda x: distribution_entropy(posterior.predictive(x)) - expected, pool)
     if exact and isinstance(posterior, ProbitPosterior):
         return score_pool(lambda x: _probit_information(posterior, x), pool)
+    if isinstance(posterior, FiniteSamples):
+        # The predictive is the mixture of all K samples; fewer in the second term would not be information.
+        num_samples = posterior.num_samples
     theta = posterior.sample(num_samples, generator)
 
     def gain(x: Tensor) -> Tensor:
         conditional = distribution_entropy(posterior.conditional(x, theta)).mean(0)
-        return distribution_entropy(posterior.predictive(x)) - conditional
+        return (distribution_entropy(posterior.predictive(x)) - conditional).clamp(min=0)
 
     return score_pool(gain, pool, block=1024)
 
@@ -54,7 +57,10 @@ def bald(
 def _probit_information(posterior: ProbitPosterior, x: Tensor) -> Tensor:
     """(n,) H[Phi(zeta)] - E[H[Phi(f)]] with f ~ N(mu^T x, s_nn)."""
     nodes, weights = (torch.from_numpy(a).to(posterior.mean) for a in np.polynomial.hermite_e.hermegauss(64))
-    mean, deviation = posterior.features(x) @ posterior.mean, posterior.function_variance(x).sqrt()
+    mean, deviation = (
+        posterior.features(x) @ posterior.mean,
+        posterior.function_variance(x).sqrt().to(posterior.mean),
+    )
     latent = mean + nodes[:, None] * deviation  # (64, n)
     each = posterior.likelihood(latent.unsqueeze(-1), latent)
     expected = weights @ distribution_entropy(each) / math.sqrt(2 * math.pi)

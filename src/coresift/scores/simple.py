@@ -11,13 +11,17 @@ from coresift.pool import Pool
 from coresift.scores.base import Score, score_pool
 from coresift.spaces.base import Space
 from coresift.spaces.gradient import class_probabilities
+from coresift.types import InputError
 
 
 def margin(posterior: Posterior, pool: Pool) -> Score:
     """One minus the gap between the two most likely classes: high where the model wavers."""
 
     def wavering(x: Tensor) -> Tensor:
-        first, second = class_probabilities(posterior, x).topk(2, -1).values.unbind(-1)
+        probs = class_probabilities(posterior, x)
+        if probs.shape[1] < 2:
+            raise InputError("a margin needs at least two classes, the model predicts one")
+        first, second = probs.topk(2, -1).values.unbind(-1)
         return 1 - (first - second)
 
     return score_pool(wavering, pool)

@@ -6,23 +6,23 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar, get_args, get_origin
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from coresift.checks import check_index
+from coresift.checks import check_budget, check_index
 from coresift.progress import progress_bar
 from coresift.scores.base import Score
-from coresift.selectors.information import information
+from coresift.selectors.information import best_weights, share
 from coresift.spaces.base import Space
 from coresift.types import Batch, Floats, Index, InputError, make_generator
 
 Source = TypeVar("Source", Space, Score)
 
 # Two points are the same if their squared distance is below this share of their squared norms.
-_SAME = 1e-10
+SAME = 1e-10
 
 
 @dataclass
@@ -57,17 +57,22 @@ class Account:
 
     def take(self, n: int) -> None:
         """Put a point into the batch."""
+        assert bool(self.open[n]), f"point {n} is closed"
         self.chosen.append(n)
         self.open[n] = False
         self.report(1)
 
     def twin(self, space: Space, n: int, coordinates: Tensor) -> int | None:
         """The member of the account that ``n`` is a duplicate of, if there is one and it matters."""
-        members = torch.tensor(self.members, dtype=torch.long, device=self.open.device)
-        if len(members) == 0 or self._admits_twins:
+        if not bool(self.open[n]):
+            return n
+        if self._admits_twins:
             return None
+        members = torch.tensor(self.members, dtype=torch.long, device=self.open.device)
+        # Points of one place have one norm: few are left to compare.
+        members = members[(space.norms[members] - space.norms[n]).abs() <= 1e-4 * space.norms[n]]
         squares = space.norms[members] ** 2 + space.norms[n] ** 2
-        same = squares - 2 * space.inner_at(coordinates, members) <= _SAME * squares
+        same = squares - 2 * space.inner_at(coordinates, members) <= SAME * squares
         return int(members[same.int().argmax()]) if bool(same.any()) else None
 
     def set_aside(self, space: Space, n: int, coordinates: Tensor) -> None:
@@ -78,10 +83,10 @@ class Account:
         for part, values in space.inner(coordinates):
             squares = space.norms[part] ** 2 + space.norms[n] ** 2
             # A coarse look at all points, within the rounding of a scan, then a fine one at the few left.
-            near = (squares - 2 * values <= (_SAME + space.resolution) * squares) & self.open[part]
+            near = (squares - 2 * values <= (SAME + space.resolution) * squares) & self.open[part]
             index = near.nonzero()[:, 0] + part.start
             squares = space.norms[index] ** 2 + space.norms[n] ** 2
-            index = index[squares - 2 * space.inner_at(coordinates, index) <= _SAME * squares]
+            index = index[squares - 2 * space.inner_at(coordinates, index) <= SAME * squares]
             self.open[index], self._aside[index] = False, True
 
     def reopen(self) -> None:
@@ -94,6 +99,14 @@ class Account:
 @dataclass(frozen=True)
 class Selector(ABC, Generic[Source]):
     """Turns a space or a score into a batch; a frozen dataclass whose fields are its options."""
+
+    _source: ClassVar[type] = object
+
+    def __init_subclass__(cls) -> None:
+        # Selector[Score] says what a subclass chooses from; its own subclasses inherit that.
+        for base in getattr(cls, "__orig_bases__", ()):
+            if get_origin(base) is Selector:
+                cls._source = get_args(base)[0]
 
     def select(
         self,
@@ -115,10 +128,11 @@ class Selector(ABC, Generic[Source]):
         seed : for selectors that draw at random; the same seed gives the same batch.
         """
         size = len(source)
-        if isinstance(budget, bool) or not isinstance(budget, int | np.integer) or budget < 1:
-            raise InputError(f"budget is {budget!r}, expected a whole number of at least 1")
-        if budget > size:
-            raise InputError(f"budget is {budget}, but the pool holds {size} points")
+        check_budget(budget, size)
+        if not isinstance(source, self._source):
+            raise InputError(
+                f"{type(self).__name__} chooses from a {self._source.__name__}, got {type(source).__name__}"
+            )
         waiting = check_index(pending, size, "pending")
         closed = check_index(exclude, size, "exclude")
         if isinstance(source, Space):
@@ -144,10 +158,14 @@ class Selector(ABC, Generic[Source]):
             account = Account(int(budget), waiting, can, report=advance)
             weights, residuals = self._choose(source, account, make_generator(seed))
         index = np.asarray(account.chosen, dtype=np.int64)
-        share = None
+        carried = None
         if isinstance(source, Space) and source.additive:
-            share = information(source, torch.tensor(account.members, device=can.device))
-        return Batch(index, weights, residuals, share)
+            best, rest = best_weights(
+                source, torch.tensor(account.members, dtype=torch.long, device=can.device)
+            )
+            weights, carried = best if weights is None else weights, share(source, rest)
+        held, taken = (None, None) if weights is None else np.split(weights, [len(waiting)])
+        return Batch(index, taken, held, residuals, carried)
 
     @property
     def exact_size(self) -> bool:
@@ -158,4 +176,8 @@ class Selector(ABC, Generic[Source]):
     def _choose(
         self, source: Source, account: Account, generator: torch.Generator
     ) -> tuple[Floats | None, Floats | None]:
-        """Fill the account; return weights of the chosen points and a residual per step, where there are."""
+        """Fill the account; return weights and a residual per step, where the selector has its own.
+
+        Weights are those of the account's members, pending points first; without any, the best ones are
+        found where the vectors add up.
+        """

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coresift.selectors.base import Account, Selector
+from coresift.selectors.base import SAME, Account, Selector
 from coresift.spaces.base import Space
 from coresift.types import Floats
 
@@ -51,8 +51,11 @@ class Centres:
         for part, values in self.space.inner(coordinates):
             scale = self._squares[part] + square
             distance = scale - 2 * values
-            # Below the rounding of the inner products there is no telling two points apart.
-            distance[distance <= self.space.resolution * scale] = 0.0
+            # Where a distance drowns in the rounding of the scan, take it again in full precision.
+            near = (distance <= 100 * self.space.resolution * scale).nonzero()[:, 0]
+            if len(near):
+                fine = scale[near] - 2 * self.space.inner_at(coordinates, near + part.start)
+                distance[near] = torch.where(fine > SAME * scale[near], fine, 0.0)
             closer = distance < self.nearest[part]
             self.nearest[part] = torch.where(closer, distance, self.nearest[part])
             self.owner[part] = torch.where(closer, self.count, self.owner[part])

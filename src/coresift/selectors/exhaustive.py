@@ -37,4 +37,4 @@ class Exhaustive(Selector[Space]):
         weights, rest, batch = min(tried, key=lambda trial: trial[1])
         for n in batch:
             account.take(n)
-        return weights[len(waiting) :], np.asarray([rest**0.5])
+        return weights, np.asarray([rest**0.5])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from coresift.selectors.sparse import SparseApproximation, Target, inner_with
 from coresift.spaces.base import Space
+from coresift.types import InputError
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,10 @@ class FrankWolfe(SparseApproximation):
 
     Parameters
     ----------
-    start : "zero" is Algorithm 1 to the letter: it line-searches from w = 0 at once, and its weights end below
-        the constraint sum_n w_n sigma_n = sigma of the paper's eq. 6. "vertex" makes the whole first step, so
-        that the weights keep the constraint; where vectors point in many directions, the later steps then
-        mostly make up for the first.
+    start : "zero" is Algorithm 1 to the letter: it line-searches from w = 0 at once, and its weights end
+        below the constraint sum_n w_n sigma_n = sigma of the paper's eq. 6. "vertex" makes the whole first
+        step, so that the weights keep the constraint; where vectors point in many directions, the later
+        steps then mostly make up for the first.
     fill : make the batch exactly as large as asked; ``fill=False`` and ``start="zero"`` is Algorithm 1.
 
     >>> from coresift.spaces.vectors import VectorSpace
@@ -32,6 +33,10 @@ class FrankWolfe(SparseApproximation):
     """
 
     start: Literal["zero", "vertex"] = "zero"
+
+    def __post_init__(self) -> None:
+        if self.start not in ("zero", "vertex"):
+            raise InputError(f"start is {self.start!r}, expected 'zero' or 'vertex'")
 
     def _fit(self, space: Space, target: Target) -> _FrankWolfeFit:
         return _FrankWolfeFit(space, target, self.start)

@@ -82,7 +82,7 @@ class _GeodesicFit:
         keep = 1 - gamma
         length = max(keep**2 + 2 * keep * gamma * point_unit + gamma**2, 1e-300) ** 0.5
         self._unit = (keep * self._unit + gamma / norm * coordinates) / length
-        self._cosine = (keep * self._cosine + gamma * point_target) / length
+        self._cosine = min((keep * self._cosine + gamma * point_target) / length, 1.0)
         if keep < 1e-12:  # the step went all the way: nothing is left of the other points
             self._weights, self._factor = {}, 1.0
         else:

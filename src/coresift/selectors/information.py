@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import nnls
+from scipy.optimize import minimize, nnls
 from torch import Tensor
 
 from coresift.spaces.base import Space
@@ -20,16 +20,39 @@ def best_weights(space: Space, index: Tensor) -> tuple[Floats, float]:
     >>> weights.round(6).tolist(), round(rest, 6)
     ([3.0], 1.0)
     """
+    if len(index) == 0:
+        return np.empty(0), space.squared_total()
     factor, right = (part.cpu().numpy() for part in space.factor(index))
-    weights, _ = nnls(factor, right)
+    scale = np.linalg.norm(right) or 1.0
+    try:
+        weights, _ = nnls(factor / scale, right / scale)
+    except RuntimeError:  # its active set went in circles among points that hardly differ
+        weights = _descend(factor / scale, right / scale)
     with_total = space.inner_at(space.total(), index).cpu().numpy()
     rest = space.squared_total() - 2 * weights @ with_total + np.square(factor @ weights).sum()
     return weights, max(float(rest), 0.0)
 
 
+def _descend(factor: Floats, right: Floats) -> Floats:
+    """Non-negative least squares by a quasi-Newton method: less exact, but it always ends."""
+    columns = np.linalg.norm(factor, axis=0)
+    unit = factor / columns
+
+    def loss(weights: Floats) -> tuple[float, Floats]:
+        gap = unit @ weights - right
+        return 0.5 * float(gap @ gap), unit.T @ gap
+
+    start = np.full(len(columns), 1 / len(columns))
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(columns))
+    return np.asarray(found.x / columns, dtype=np.float64)
+
+
 def information(space: Space, index: Tensor) -> float:
     """1 - ||L - L(w)||^2 / ||L||^2 with the best weights on the points ``index``; between 0 and 1."""
+    return share(space, best_weights(space, index)[1])
+
+
+def share(space: Space, rest: float) -> float:
+    """1 - rest / ||L||^2, between 0 and 1."""
     whole = space.squared_total()
-    if len(index) == 0 or whole <= 0:
-        return 0.0
-    return 1 - best_weights(space, index)[1] / whole
+    return min(max(1 - rest / whole, 0.0), 1.0) if whole > 0 else 0.0

@@ -18,8 +18,8 @@ class KMedoids(Selector[Space]):
     """FasterPAM on the pool, or on a uniform sample of it where all pairs would be too many.
 
     Pending points hold medoids of their own: as many further medoids are sought as there are pending points,
-    and those nearest to the pending ones are left out of the batch. Points come in the order of how many they
-    stand for, which is also their weight.
+    and those nearest to the pending ones are left out of the batch. Points come in the order of how many are
+    nearest to them, which is also their weight.
 
     Parameters
     ----------
@@ -50,11 +50,15 @@ class KMedoids(Selector[Space]):
         medoids = np.asarray(result.medoids, dtype=np.int64)
         _, held = linear_sum_assignment(distance[len(candidates) :, medoids])
         medoids = np.delete(medoids, held[: count - account.budget])
-        sizes = np.bincount(among[medoids].argmin(0), minlength=len(medoids))
-        for position in np.argsort(-sizes, kind="stable"):
+        # How many points each member of the account is nearest to, in the pool as a whole.
+        members = np.concatenate([np.arange(len(candidates), len(distance)), medoids])
+        to_members = distance[members, : len(candidates)]
+        sizes = np.bincount(to_members.argmin(0), minlength=len(members)) * (len(space) / len(candidates))
+        held, own = np.split(sizes, [len(account.pending)])
+        order = np.argsort(-own, kind="stable")
+        for position in order:
             account.take(int(candidates[medoids[position]]))
-        weights = np.sort(sizes)[::-1].astype(np.float64) * (len(space) / len(candidates))
-        return weights, np.asarray([among[medoids].min(0).sum()], dtype=np.float64)
+        return np.concatenate([held, own[order]]), np.array([float(to_members.min(0).sum())])
 
 
 def _distances(space: Space, index: torch.Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:

@@ -29,18 +29,20 @@ class GreedyLogDet(Selector[Space]):
 
     def _choose(self, space: Space, account: Account, generator: torch.Generator) -> tuple[None, Floats]:
         variance = space.norms**2  # (N,) of each point's function value, given the points taken
-        directions: list[Tensor] = []  # u_t with K given the first t points = K - sum_t u_t u_t^T
+        # u_t, with K given the first t points = K - sum_t u_t u_t^T
+        directions = space.total().new_zeros(account.budget + len(account.pending), len(space.total()))
+        count = 0
         residuals = []
 
         def condition(n: int, coordinates: Tensor) -> None:
-            index = torch.tensor([n], device=coordinates.device)
-            direction = coordinates.clone()
-            for before in directions:
-                direction -= float(space.inner_at(before, index)[0]) * before
-            direction /= (1 + float(variance[n])) ** 0.5
+            nonlocal count
+            before = directions[:count]
+            shared = space.inner_at(before, torch.tensor([n], device=coordinates.device))[:, 0]
+            direction = (coordinates - shared @ before) / math.sqrt(1 + float(variance[n]))
             for part, values in space.inner(direction):
                 variance[part] = (variance[part] - values**2).clamp(min=0)
-            directions.append(direction)
+            directions[count] = direction
+            count += 1
 
         for n in account.pending.tolist():
             condition(n, space.coordinates(n))

@@ -37,7 +37,7 @@ class Target:
         """The target less point ``n``."""
         norm, shared = float(space.norms[n]), inner_with(space, self.coordinates, n)
         square = max(self.square - 2 * shared + norm**2, 0.0)
-        return Target(self.coordinates - coordinates, square, self.sigma - norm)
+        return Target(self.coordinates - coordinates, square, max(self.sigma - norm, 0.0))
 
 
 def inner_with(space: Space, element: Tensor, n: int) -> float:
@@ -76,7 +76,7 @@ class SparseApproximation(Selector[Space]):
     themselves and the sum of all the others is the next target. So in J dimensions, where about J points
     reproduce L, each further layer of points is again a summary of what is left, and not a blind choice.
 
-    ``fill=False`` returns what the ``budget`` steps found.
+    ``fill=False`` returns what the ``budget`` steps found, with the weights they ended with.
     """
 
     fill: bool = True
@@ -91,9 +91,11 @@ class SparseApproximation(Selector[Space]):
     def _fit(self, space: Space, target: Target) -> Fit:
         """A fit with no points yet."""
 
-    def _choose(self, space: Space, account: Account, generator: torch.Generator) -> tuple[Floats, Floats]:
-        rest = Target(space.total(), space.squared_total(), float(space.norms.sum()))
-        fit = self._fit(space, rest)
+    def _choose(
+        self, space: Space, account: Account, generator: torch.Generator
+    ) -> tuple[Floats | None, Floats]:
+        whole = rest = Target(space.total(), space.squared_total(), float(space.norms.sum()))
+        fit = self._fit(space, whole)
         residuals: list[float] = []
 
         def step(n: int, coordinates: Tensor) -> bool:
@@ -125,8 +127,11 @@ class SparseApproximation(Selector[Space]):
                 account.take(n)
                 rest = rest.without(space, n, coordinates)
 
-        layer, fresh = 0, False  # the first point of the last layer; whether that layer has no step yet
-        while self.fill and not account.full:
+        if not self.fill:
+            members = account.members
+            return np.array([fit.weight(n) for n in members], dtype=np.float64), np.array(residuals)
+        steps, fresh = len(residuals), False  # whether the target is a new one, with no step towards it yet
+        while not account.full:
             if not bool(account.open.any()):
                 account.reopen()
             n = fit.best(account.open)
@@ -136,7 +141,7 @@ class SparseApproximation(Selector[Space]):
             elif step(n, coordinates) or fresh:
                 account.take(n)
                 rest, fresh = rest.without(space, n, coordinates), False
+                steps = len(residuals) if fit.target is whole else steps
             else:
-                fit, layer, fresh = self._fit(space, rest), len(account.chosen), True
-        weights = [1.0] * layer + [fit.weight(n) for n in account.chosen[layer:]]
-        return np.asarray(weights, dtype=np.float64), np.asarray(residuals, dtype=np.float64)
+                fit, fresh = self._fit(space, rest), True
+        return None, np.array(residuals[:steps])

@@ -48,7 +48,7 @@ class Space(ABC):
 
     @abstractmethod
     def inner_at(self, element: Tensor, index: Tensor) -> Tensor:
-        """(k,) float64, <element, L_n> for the k points of ``index``."""
+        """(..., k) float64, <element, L_n> for the k points of ``index`` and any number of elements."""
 
     @abstractmethod
     def gram(self, index: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class Space(ABC):
         """A (r, k) and y (r,) with ||A w - y||^2 = ||L - L(w)||^2 + constant, for weights w on ``index``."""
         # A^T A = gram, A^T y = <L, L_n>: eigenvectors give such an A even where points are dependent.
         values, vectors = torch.linalg.eigh(self.gram(index))
-        kept = values > values[-1] * len(values) * 1e-14
+        kept = values > values[-1] * len(values) * 1e-13
         root, vectors = values[kept].sqrt(), vectors[:, kept]
         return root[:, None] * vectors.mT, vectors.mT @ self.inner_at(self.total(), index) / root
 
@@ -86,6 +86,8 @@ class Space(ABC):
             position = int(cosine.argmax())
             if float(cosine[position]) > best:
                 best, where = float(cosine[position]), part.start + position
+        if where < 0:
+            raise FloatingPointError("no inner product is a number: the vectors' scales are out of range")
         return where
 
 
@@ -107,7 +109,7 @@ class KernelSpace(Space):
         yield slice(0, len(self)), element
 
     def inner_at(self, element: Tensor, index: Tensor) -> Tensor:
-        return element[index]
+        return element[..., index]
 
     def squared_total(self) -> float:
         return float(self.total().sum())

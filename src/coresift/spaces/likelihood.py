@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, Normal, StudentT, kl_divergence, register_kl
 
+from coresift.checks import check_finite
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.pool import Pool, as_pool, read
@@ -92,7 +93,11 @@ def sampled_likelihood_space(
     seed = int(torch.randint(2**62, (), generator=generator))
 
     def map_rows(source: Pool) -> Tensor:
-        first = posterior.conditional(next(source.chunks()).x[:1], theta)
+        row = next(source.chunks()).x[:1]
+        check_finite(row)
+        first = posterior.conditional(row, theta)
+        if first.batch_shape[0] == 1:
+            raise InputError("a single posterior sample cannot disagree with itself; pass at least two")
         width = first.probs.shape[-1] if isinstance(first, Categorical) else first.event_shape.numel()
         size = min(max(_WORKING_SET // (first.batch_shape[0] * width), 64), 8192)
         vectors = torch.empty(first.batch_shape[0], len(source), dtype=dtype)
@@ -114,7 +119,8 @@ def expected_log_likelihood(predictive: Distribution, conditional: Distribution,
     """(J, n) L_n(theta_j) = -KL(p(y | x_n, D0) || p(y | x_n, theta_j)), at most zero.
 
     Any pair known to `torch.distributions.kl_divergence` is exact; a new pair joins through `register_kl`.
-    For the others the expectation is taken over outcomes drawn from the predictive.
+    For the others the expectation is taken over outcomes drawn from the predictive, afresh for each point, so
+    that duplicates come out alike but not the same.
 
     Parameters
     ----------
@@ -124,14 +130,23 @@ def expected_log_likelihood(predictive: Distribution, conditional: Distribution,
     try:
         return -kl_divergence(predictive.expand(conditional.batch_shape), conditional)
     except NotImplementedError:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            outcomes = predictive.sample((_NUM_OUTCOMES,))
+        outcomes = _draw(predictive, seed)
         # The same outcomes for every theta: what differs between samples is then theta alone.
         values = torch.zeros(conditional.batch_shape, device=outcomes.device)
         for outcome in outcomes:
             values = values + conditional.log_prob(outcome) - predictive.log_prob(outcome)
         return values / _NUM_OUTCOMES
+
+
+def _draw(distribution: Distribution, seed: int) -> Tensor:
+    """(256, n) outcomes, with the global random state left as it was."""
+    device = distribution.mean.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        else:
+            torch.default_generator.manual_seed(seed)
+        return distribution.sample((_NUM_OUTCOMES,))
 
 
 @register_kl(StudentT, Normal)  # type: ignore[no-untyped-call, untyped-decorator]

@@ -69,7 +69,7 @@ def _known_noise(posterior: LinearPosterior, centred: bool) -> OuterKernel:
         return OuterKernel(_sides(posterior), covariance, covariance, 0.5 / noise**2)
 
     def mean(x: Tensor) -> Tensor:
-        ratio = posterior.function_variance(x).double() / noise
+        ratio = posterior.function_variance(x) / noise
         return (0.5 * torch.log1p(ratio) - ratio).unsqueeze(1)
 
     return OuterKernel(_sides(posterior), covariance, covariance, 0.5 / noise**2, mean)
@@ -83,7 +83,7 @@ def _unknown_noise(posterior: NormalInverseGammaPosterior, centred: bool) -> Out
 
     def offset(x: Tensor) -> Tensor:
         """(n, 3) m_n, 1, V_n."""
-        ratio = posterior.function_variance(x).double()
+        ratio = posterior.function_variance(x)
         scale = (b / a * (1 + ratio)).sqrt()
         variance = a / (a - 1) * scale.square()
         entropy = student_t_entropy(2 * a, scale)

@@ -126,7 +126,7 @@ def stored_outer_space(
     width = left.shape[1]
 
     def sides(rows: Tensor) -> tuple[Tensor, Tensor]:
-        return rows[:, :width].double(), rows[:, width:].double()
+        return rows[:, :width], rows[:, width:]
 
-    anchors = None if labelled is None else torch.cat(labelled, 1)
-    return OuterSpace(OuterKernel(sides), ArrayPool(torch.cat([left, right], 1)), anchors)
+    anchors = None if labelled is None else torch.cat(labelled, 1).double()
+    return OuterSpace(OuterKernel(sides), ArrayPool(torch.cat([left, right], 1).double()), anchors)

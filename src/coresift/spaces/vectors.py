@@ -59,9 +59,11 @@ class VectorSpace(Space):
         return self.vectors[:, n].double()
 
     def inner(self, element: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        direction = element.to(self.vectors.dtype)
+        # Brought to size one first: the sum of a large pool can be too long for float32.
+        length = float(element.abs().max()) or 1.0
+        direction = (element / length).to(self.vectors.dtype)
         for part in self._parts():
-            yield part, (direction @ self.vectors[:, part]).double()
+            yield part, (direction @ self.vectors[:, part]).double().mul_(length)
 
     def inner_at(self, element: Tensor, index: Tensor) -> Tensor:
         return element @ self.vectors[:, index].double()
