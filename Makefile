@@ -11,7 +11,7 @@ install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet -e ".[dev]"
 	touch $@
 
 demo: install
@@ -34,7 +34,7 @@ bench: install
 
 # Write the pins anew from what is installed now.
 lock: install
-	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu//' > constraints.txt
+	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu//' | sort -f > constraints.txt
 
 clean:
 	rm -rf $(VENV) coresift-demo
