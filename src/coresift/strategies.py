@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coresift.checks import check_budget, check_finite, check_probabilities, check_shape
 from coresift.models.base import Posterior
+from coresift.models.network import at_the_last_layer
 from coresift.models.samples import ClassSamples, GaussianSamples
 from coresift.pool import Pool, PoolLike, as_float, as_pool
 from coresift.scores.bald import bald
@@ -258,6 +259,7 @@ def select(
         raise InputError(
             "features= and labelled= go with labelled_features=, the same features of those points"
         )
+    posterior, source, known = at_the_last_layer(posterior, source, known)
     problem = Problem(
         pool=source,
         posterior_or_none=posterior,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Distribution, MixtureSameFamily, Normal
+from torch.distributions import Bernoulli, Categorical, Distribution, Independent, MixtureSameFamily, Normal
 
 from coresift.checks import check_probabilities, check_shape
 from coresift.types import InputError
@@ -35,7 +35,7 @@ class ClassSamples:
 
     def sample(self, num: int, generator: torch.Generator) -> Tensor:
         """Positions of up to ``num`` of the K samples, without repetition."""
-        return _choose(self.num_samples, num, generator)
+        return choose(self.num_samples, num, generator)
 
     def conditional(self, x: Tensor, theta: Tensor) -> Categorical:
         probs = self._checked(x)[:, theta].transpose(0, 1)  # (J, n, C)
@@ -48,8 +48,7 @@ class ClassSamples:
         check_shape(x, (None, self.num_samples, None), "a chunk of class probabilities")
         check_probabilities(x)
         # In float64: where samples agree but for a few digits, float32 would leave only rounding of them.
-        probs = x.double().clamp(min=FLOOR)
-        return probs / probs.sum(-1, keepdim=True)
+        return _floored(x.double())
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class GaussianSamples:
 
     def sample(self, num: int, generator: torch.Generator) -> Tensor:
         """Positions of up to ``num`` of the K samples, without repetition."""
-        return _choose(self.num_samples, num, generator)
+        return choose(self.num_samples, num, generator)
 
     def conditional(self, x: Tensor, theta: Tensor) -> Normal:
         mean, variance = self._checked(x)[:, theta].permute(2, 1, 0)  # (J, n) each
@@ -111,19 +110,44 @@ class FunctionPosterior:
 
     def sample(self, num: int, generator: torch.Generator) -> list[Any]:
         """Up to ``num`` of the samples, without repetition."""
-        return [self.samples[int(k)] for k in _choose(len(self.samples), num, generator)]
+        return [self.samples[int(k)] for k in choose(len(self.samples), num, generator)]
 
     def conditional(self, x: Tensor, theta: list[Any]) -> Distribution:
         return stack([self.function(x, sample) for sample in theta])
 
     def predictive(self, x: Tensor) -> Distribution:
-        each = self.conditional(x, list(self.samples))
-        if isinstance(each, Categorical | Bernoulli):
-            return type(each)(probs=each.probs.mean(0))
-        if isinstance(each, Normal):
-            return _matched_normal(each.mean, each.variance)
-        weights = Categorical(probs=torch.ones(x.shape[0], len(self.samples), device=x.device))
-        return MixtureSameFamily(weights, _parameters(each, lambda value: value.movedim(0, 1)))
+        return mixture(self.conditional(x, list(self.samples)))
+
+
+def mixture(each: Distribution) -> Distribution:
+    """The mixture of K equal parts (K, n) -> (n,), in the form that `FunctionPosterior` names."""
+    if isinstance(each, Categorical | Bernoulli):
+        return type(each)(probs=each.probs.mean(0))
+    if isinstance(each, Normal):
+        return _matched_normal(each.mean, each.variance)
+    if isinstance(each, Independent) and isinstance(each.base_dist, Normal):
+        return Independent(mixture(each.base_dist), each.reinterpreted_batch_ndims, validate_args=False)
+    parts = _parameters(each, lambda value: value.movedim(0, 1))
+    weights = Categorical(probs=torch.ones(parts.batch_shape, device=getattr(parts, _names(parts)[0]).device))
+    return MixtureSameFamily(weights, parts)
+
+
+def categorical(logits: Tensor) -> Categorical:
+    """Classes of probability softmax(logits), as `ClassSamples` would take them: floored, in float64."""
+    return Categorical(probs=_floored(logits.double().softmax(-1)), validate_args=False)
+
+
+def gaussian(mean: Tensor, deviation: Tensor) -> Distribution:
+    """Gaussians of batch shape (J, n) from (J, n, O), in float64; several outputs are independent."""
+    normal = Normal(mean.double(), deviation.double(), validate_args=False)
+    if mean.shape[-1] > 1:
+        return Independent(normal, 1, validate_args=False)
+    return Normal(normal.loc.squeeze(-1), normal.scale.squeeze(-1), validate_args=False)
+
+
+def _floored(probs: Tensor) -> Tensor:
+    probs = probs.clamp(min=FLOOR)
+    return probs / probs.sum(-1, keepdim=True)
 
 
 def stack(distributions: list[Distribution]) -> Distribution:
@@ -175,7 +199,7 @@ def _matched_normal(mean: Tensor, variance: Tensor) -> Normal:
     return Normal(mean.mean(0), (variance.mean(0) + spread).sqrt(), validate_args=False)
 
 
-def _choose(available: int, num: int, generator: torch.Generator) -> Tensor:
+def choose(available: int, num: int, generator: torch.Generator) -> Tensor:
     """(min(num, available),) distinct positions; all of them, in order, where that is what is asked."""
     if num >= available:
         return torch.arange(available)

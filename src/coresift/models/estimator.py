@@ -1,0 +1,155 @@
+"""What estimators built on networks share: fitting one or many at once, and saving."""
+
+from __future__ import annotations
+
+import copy
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, clone
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from coresift.networks import MLP, Trainer
+from coresift.types import InputError
+
+
+class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
+    """A scikit-learn estimator around networks that are trained as a stack.
+
+    A subclass says how to train S of itself together (`_fit_together`) and sets ``posterior_``, which the
+    spaces and scores understand. ``fit`` is the case S = 1.
+    """
+
+    network: nn.Module | Callable[[int], nn.Module] | None
+    epochs: int
+    learning_rate: float
+    batch_size: int | None
+    weight_decay: float
+    random_state: int | None
+    device: str
+    progress: bool
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train on rows ``X`` and targets ``y``."""
+        self._fit_together([self], [self._validated(X, y)])
+        return self
+
+    def fit_many(self, sets: Sequence[tuple[Any, Any]], seeds: Sequence[int]) -> list[Self]:
+        """Train one copy on each labelled set (X, y), with its own seed, all as one computation.
+
+        Each ends as if it were fitted alone with that ``random_state``; the sets may differ in size.
+        """
+        if len(sets) != len(seeds):
+            raise InputError(f"{len(sets)} labelled sets and {len(seeds)} seeds do not go together")
+        copies = [clone(self).set_params(random_state=seed) for seed in seeds]
+        checked = [one._validated(X, y) for one, (X, y) in zip(copies, sets, strict=True)]
+        self._fit_together(copies, checked)
+        return copies
+
+    @abstractmethod
+    def _validated(self, X: Any, y: Any) -> tuple[Tensor, Tensor]:
+        """The labelled set as tensors, checked; sets ``n_features_in_`` and what is learned of ``y``."""
+
+    @staticmethod
+    @abstractmethod
+    def _fit_together(members: Sequence[Any], sets: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Train estimators of equal options together, and set what ``fit`` sets."""
+
+    def _rows(self, X: Any) -> Tensor:
+        """Rows to predict for, checked against those that were fitted."""
+        check_is_fitted(self)
+        rows = validate_data(self, X, reset=False, dtype=np.float32, ensure_2d=self._tabular, allow_nd=True)
+        if rows.ndim < 2 or rows.shape[1] != self.n_features_in_:
+            raise InputError(
+                f"X has shape {rows.shape}, but was fitted with (any, {self.n_features_in_}, ...)"
+            )
+        return torch.as_tensor(np.array(rows))
+
+    @property
+    def _tabular(self) -> bool:
+        """Whether rows are vectors; a network of one's own may take images."""
+        return self.network is None
+
+    def _generator(self) -> torch.Generator:
+        seed = self.random_state
+        if seed is None:
+            seed = int(np.random.randint(2**31))  # noqa: NPY002  scikit-learn's meaning of None
+        return torch.Generator().manual_seed(int(seed))
+
+    def _trainer(self) -> Trainer:
+        return Trainer(
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            batch_size=self.batch_size,
+            weight_decay=self.weight_decay,
+            progress=self.progress,
+        )
+
+    def _fresh_network(self, inputs: int, generator: torch.Generator) -> nn.Module:
+        """A feature extractor with new weights, drawn from ``generator``."""
+        # Layers draw from torch's global generator: lend it a seed and give its state back.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+            if self.network is None:
+                return MLP(inputs)
+            if not isinstance(self.network, nn.Module):
+                return self.network(inputs)
+            network = copy.deepcopy(self.network)
+            for layer in network.modules():
+                reset: Any = getattr(layer, "reset_parameters", None)
+                if reset is not None:
+                    reset()
+            return network
+
+    # Saving: weights with safetensors, everything else as JSON, and no pickle anywhere.
+
+    def save(self, folder: str | Path) -> None:
+        """Write the fitted estimator to a folder."""
+        from safetensors.torch import save_file
+
+        check_is_fitted(self)
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        tensors, facts = self._fitted_state()
+        save_file(
+            {name: value.contiguous().cpu() for name, value in tensors.items()}, path / "weights.safetensors"
+        )
+        options = {name: value for name, value in self.get_params(deep=False).items() if name != "network"}
+        described = {
+            "class": type(self).__name__,
+            "options": options,
+            "own_network": self.network is not None,
+            "n_features_in": self.n_features_in_,
+            "facts": facts,
+        }
+        (path / "model.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: str | Path, network: Any = None) -> Self:
+        """Read an estimator back; one with a network of its own needs that network again, for its layers."""
+        from safetensors.torch import load_file
+
+        path = Path(folder)
+        described = json.loads((path / "model.json").read_text(encoding="utf-8"))
+        if described["class"] != cls.__name__:
+            raise InputError(f"{path} holds a {described['class']}, not a {cls.__name__}")
+        if described["own_network"] and network is None:
+            raise InputError(f"the model in {path} was fitted with its own network; pass network=")
+        estimator = cls(network=network, **described["options"])
+        estimator.n_features_in_ = described["n_features_in"]
+        estimator._restore(load_file(path / "weights.safetensors"), described["facts"])
+        return estimator
+
+    @abstractmethod
+    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors, and facts that JSON can hold, from which `_restore` rebuilds the fit."""
+
+    @abstractmethod
+    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Set what ``fit`` sets."""

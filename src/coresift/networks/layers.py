@@ -1,0 +1,34 @@
+"""Small layers around a feature extractor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Standardise(nn.Module):
+    """(x - mean) / deviation, with both fixed."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, mean: Tensor, deviation: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("deviation", deviation)
+
+    @classmethod
+    def of(cls, x: Tensor) -> Standardise:
+        """To mean zero and variance one over the rows of ``x`` (n, ...); a constant column stays as it is."""
+        deviation = x.std(0, correction=0)
+        return cls(x.mean(0), torch.where(deviation > 0, deviation, 1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.deviation
+
+
+class AppendOne(nn.Module):
+    """Appends a constant feature, so that a last layer without bias has one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, torch.ones_like(x[..., :1])], -1)

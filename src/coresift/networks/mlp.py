@@ -1,0 +1,94 @@
+"""The paper's feature extractor for tables: fully connected layers, each with batch norm and ReLU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+_EPSILON = 1e-5
+
+
+class MLP(nn.Module):
+    """Layers of ``widths`` units, each Linear, BatchNorm1d, ReLU; two of 30 units are the paper's.
+
+    The linear layers have no bias: batch norm would take it out again.
+
+    Plain torch layers, so one network works anywhere; `stacked` computes S of them at once.
+
+    >>> MLP(6)(torch.zeros(4, 6)).shape
+    torch.Size([4, 30])
+    """
+
+    def __init__(self, inputs: int, widths: Sequence[int] = (30, 30)) -> None:
+        super().__init__()
+        sizes = [inputs, *widths]
+        self.linear = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in zip(sizes, widths, strict=False))
+        self.norm = nn.ModuleList(nn.BatchNorm1d(width, eps=_EPSILON) for width in widths)
+        self.features = sizes[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for linear, norm in zip(self.linear, self.norm, strict=True):
+            x = torch.relu(norm(linear(x)))
+        return x
+
+    def stacked(
+        self, state: dict[str, Tensor], x: Tensor, rows: Tensor | None, settle: bool = False
+    ) -> Tensor:
+        """S networks in training mode: (S, n, inputs) -> (S, n, features).
+
+        Parameters
+        ----------
+        state : parameters and buffers by name, each with S in front.
+        rows : (S, n), one over the number of real rows, zero for padding; ``None`` where all are real.
+        settle : keep the rows' statistics for evaluation mode, which then gives the same on these rows.
+        """
+        if settle and rows is None:
+            rows = x.new_full(x.shape[:2], 1 / x.shape[1])
+        columns = x.mT  # (S, width, n): each unit's values lie together, for batch norm and products alike
+        for layer in range(len(self.linear)):
+            weight, gain, shift, mean, variance = (
+                value if value.ndim == 3 else value.unsqueeze(2)
+                for value in (
+                    state[f"linear.{layer}.weight"],
+                    state[f"norm.{layer}.weight"],
+                    state[f"norm.{layer}.bias"],
+                    state[f"norm.{layer}.running_mean"],
+                    state[f"norm.{layer}.running_var"],
+                )
+            )
+            columns = torch.bmm(weight, columns)
+            if settle:
+                assert rows is not None
+                mean.copy_(torch.bmm(columns, rows.unsqueeze(2)))
+                variance.copy_(torch.bmm((columns - mean).square(), rows.unsqueeze(2)))
+            columns = _norm_relu(columns, rows, gain, shift)
+        return columns.mT
+
+
+def _norm_relu(columns: Tensor, rows: Tensor | None, gain: Tensor, shift: Tensor) -> Tensor:
+    """Batch norm and ReLU of S networks at once, over the real rows of each.
+
+    Parameters
+    ----------
+    columns : (S, width, n)
+    rows : (S, n), each row's share in the mean; ``None`` where all rows are real.
+    gain, shift : (S, width, 1)
+    """
+    if rows is None:
+        # One batch norm over S * width channels: torch's own kernel, twice as fast as its parts.
+        normal = nn.functional.batch_norm(
+            columns.flatten(0, 1).unsqueeze(0),
+            None,
+            None,
+            gain.flatten(),
+            shift.flatten(),
+            training=True,
+            eps=_EPSILON,
+        )
+        return torch.relu(normal.view(columns.shape))
+    mean = torch.bmm(columns, rows.unsqueeze(2))
+    centred = columns - mean
+    variance = torch.bmm(centred.square(), rows.unsqueeze(2))
+    return torch.relu(centred * (torch.rsqrt(variance + _EPSILON) * gain) + shift)

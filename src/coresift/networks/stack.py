@@ -1,0 +1,109 @@
+"""A stack: S networks of one shape, computed as one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from coresift.types import InputError
+
+
+class Stack:
+    """The parameters of S networks side by side, and their joint forward pass.
+
+    A network that brings a method ``stacked`` (see `MLP`) is computed by it; any other `nn.Module` through
+    `torch.vmap`.
+
+    Parameters
+    ----------
+    networks : S modules with the same layers, each with its own weights.
+
+    Attributes
+    ----------
+    flat : (S, P) all parameters; what an optimiser changes, in place.
+    parameters : name -> (S, ...), views of ``flat`` that gradients are taken with respect to.
+    buffers : name -> (S, ...).
+    """
+
+    def __init__(
+        self,
+        networks: Sequence[nn.Module],
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.template = copy.deepcopy(networks[0]).to(device=device, dtype=dtype)
+        self._stacked: Any = getattr(self.template, "stacked", None)
+        named = [dict(network.named_parameters()) for network in networks]
+        rows = [torch.cat([value.detach().flatten() for value in values.values()]) for values in named]
+        if len({len(row) for row in rows}) > 1:
+            raise InputError("the networks of a stack must have the same layers")
+        self.flat = torch.stack(rows).to(device=device, dtype=dtype)
+        self.parameters: dict[str, Tensor] = {}
+        start = 0
+        for name, value in named[0].items():
+            part = self.flat[:, start : start + value.numel()].view(len(networks), *value.shape)
+            self.parameters[name] = part.detach().requires_grad_()
+            start += value.numel()
+        buffers = [dict(network.named_buffers()) for network in networks]
+        self.buffers = {
+            name: torch.stack([values[name].detach() for values in buffers]).to(device) for name in buffers[0]
+        }
+        self.buffers = {
+            name: value.to(dtype) if value.is_floating_point() else value
+            for name, value in self.buffers.items()
+        }
+
+    def __len__(self) -> int:
+        return len(self.flat)
+
+    def decayed(self) -> Tensor:
+        """(P,) one for entries of weight matrices and filters, zero for biases and the gains of norms."""
+        parts = [
+            torch.full((value[0].numel(),), float(value.ndim > 2), dtype=self.flat.dtype)
+            for value in self.parameters.values()
+        ]
+        return torch.cat(parts).to(self.flat.device)
+
+    def settle(self, x: Tensor, rows: Tensor | None = None) -> None:
+        """Fix batch norm's statistics for evaluation to those of the labelled set, where the network can."""
+        if self._stacked is not None:
+            with torch.no_grad():
+                self._stacked({**self.parameters, **self.buffers}, x, rows, settle=True)
+
+    def __call__(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Training-mode outputs: (S, n, ...) -> (S, n, ...); ``rows`` as in `MLP.stacked`."""
+        self.template.train()
+        state = {**self.parameters, **self.buffers}
+        if self._stacked is not None:
+            outputs: Tensor = self._stacked(state, x, rows)
+            return outputs
+        norm = nn.modules.batchnorm._BatchNorm
+        if rows is not None and any(isinstance(layer, norm) for layer in self.template.modules()):
+            raise InputError(
+                "networks with batch norm cannot be trained together on labelled sets of different sizes, "
+                "since padding would enter their statistics; train them one by one, or give the network a "
+                "method 'stacked' (see coresift.networks.MLP)"
+            )
+
+        def call(state: dict[str, Tensor], x: Tensor) -> Tensor:
+            outputs: Tensor = functional_call(self.template, state, (x,))
+            return outputs
+
+        if len(self) == 1:
+            return call({name: value[0] for name, value in state.items()}, x[0]).unsqueeze(0)
+        together: Tensor = torch.vmap(call, randomness="different")(state, x)
+        return together
+
+    def member(self, position: int) -> nn.Module:
+        """Network ``position``, on its own and in evaluation mode."""
+        network = copy.deepcopy(self.template)
+        state = {**self.parameters, **self.buffers}
+        network.load_state_dict(
+            {name: value[position].detach() for name, value in state.items()}, strict=False
+        )
+        return network.eval()

@@ -1,0 +1,230 @@
+"""The trainer: fits S independent networks as one computation; one network is the case S = 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from coresift.networks.stack import Stack
+from coresift.progress import progress_bar
+from coresift.types import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledStack:
+    """S labelled sets, padded to one length.
+
+    Attributes
+    ----------
+    x : (S, n, ...), y : (S, n, ...); padding is zero.
+    sizes : (S,) how many rows of each are real.
+    """
+
+    x: Tensor
+    y: Tensor
+    sizes: Tensor
+
+    @classmethod
+    def of(cls, sets: Sequence[tuple[Tensor, Tensor]]) -> LabelledStack:
+        """Stack labelled sets (x, y) of any sizes."""
+        pad = torch.nn.utils.rnn.pad_sequence
+        sizes = torch.tensor([len(x) for x, _ in sets])
+        return cls(pad([x for x, _ in sets], True), pad([y for _, y in sets], True), sizes)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> LabelledStack:
+        y = self.y.to(device, dtype if self.y.is_floating_point() else self.y.dtype)
+        return LabelledStack(self.x.to(device, dtype), y, self.sizes.to(device))
+
+    def shuffled(self, generators: Sequence[torch.Generator]) -> LabelledStack:
+        """The real rows of each set in a new order, drawn from its own generator; padding stays behind."""
+        orders = [
+            torch.randperm(n, generator=g) for n, g in zip(self.sizes.tolist(), generators, strict=True)
+        ]
+        padding = torch.arange(self.x.shape[1])
+        order = torch.stack([torch.cat([one, padding[len(one) :]]) for one in orders]).to(self.x.device)
+        return LabelledStack(take_rows(self.x, order), take_rows(self.y, order), self.sizes)
+
+    @cached_property
+    def rows(self) -> Tensor | None:
+        """(S, n) one over the size for real rows and zero for padding; ``None`` where nothing is padded."""
+        length = self.x.shape[1]
+        if bool((self.sizes == length).all()):
+            return None
+        real = torch.arange(length, device=self.x.device) < self.sizes[:, None]
+        return real / self.sizes[:, None].to(self.x.dtype)
+
+
+class Objective(Protocol):
+    """What is minimised.
+
+    Attributes
+    ----------
+    whole : whether the loss needs the network's outputs of all labelled points in each step, as an exact
+        last layer does, or only those of the mini-batch.
+    """
+
+    whole: bool
+
+    def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, share: Tensor) -> Tensor:
+        """(S,) losses.
+
+        Parameters
+        ----------
+        outputs : (S, n, D) of all points if ``whole``, else (S, m, D) of the mini-batch.
+        data : the labelled sets, shuffled.
+        index : the mini-batch's rows, for `take_rows`.
+        share : (S, m) how much each row counts: one over the mini-batch's size, zero for padding.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Adam with cosine annealing over mini-batches, for all networks of a stack side by side.
+
+    Each network sees its own data in its own order and takes its own number of steps an epoch, so it ends as
+    if it were trained alone.
+
+    Parameters
+    ----------
+    epochs : passes over each network's data.
+    learning_rate, final_learning_rate : first and last of the cosine.
+    batch_size : rows of a mini-batch, at most the size of the labelled set; ``None`` is the paper's rule,
+        the largest power of two within half the set, at most 512. A last mini-batch of a single row is left
+        out, another one in each epoch.
+    weight_decay : L2 penalty on weight matrices, ``weight_decay / 2 ||W||^2`` beside the mean loss; its
+        gradient goes through Adam with the rest.
+    progress : show a bar on a terminal once training has taken two seconds.
+    """
+
+    epochs: int = 1000
+    learning_rate: float = 1e-2
+    final_learning_rate: float = 1e-5
+    batch_size: int | None = None
+    weight_decay: float = 1.0
+    progress: bool = True
+
+    def train(
+        self, stack: Stack, objective: Objective, data: LabelledStack, generators: Sequence[torch.Generator]
+    ) -> None:
+        """Train the networks in place; ``generators`` shuffle, one for each."""
+        if not len(stack) == len(data.sizes) == len(generators):
+            raise InputError(
+                f"{len(stack)} networks, {len(data.sizes)} labelled sets and {len(generators)} generators "
+                "do not go together"
+            )
+        data = data.to(stack.flat.device, stack.flat.dtype)
+        rows, plan = data.rows, _Plan(data, [self._batch_size(size) for size in data.sizes.tolist()])
+        adam, decay = _Adam(stack.flat), stack.decayed() * self.weight_decay
+        parameters = list(stack.parameters.values())
+        with progress_bar("training", self.epochs) as advance:
+            for epoch in range(self.epochs):
+                rate, shuffled = self._rate(epoch), data.shuffled(generators)
+                for index, share, active in plan.steps():
+                    if objective.whole:
+                        outputs = stack(shuffled.x, rows)
+                    else:
+                        outputs = stack(take_rows(shuffled.x, index), None if plan.full else share)
+                    losses = objective(outputs, shuffled, index, share)
+                    gradients = torch.autograd.grad(losses.sum(), parameters)
+                    gradient = torch.cat([part.flatten(1) for part in gradients], 1)
+                    adam.step(torch.addcmul(gradient, stack.flat, decay), rate, active)
+                if self.progress:
+                    advance(1)
+        stack.settle(data.x, rows)
+
+    def _batch_size(self, size: int) -> int:
+        if self.batch_size is None:
+            return int(min(2 ** int(math.log2(max(size // 2, 2))), 512, size))
+        return min(self.batch_size, size)
+
+    def _rate(self, epoch: int) -> float:
+        cosine = 0.5 * (1 + math.cos(math.pi * epoch / self.epochs))
+        return self.final_learning_rate + (self.learning_rate - self.final_learning_rate) * cosine
+
+
+Rows: TypeAlias = "Tensor | slice"
+
+
+def take_rows(values: Tensor, index: Rows) -> Tensor:
+    """(S, n, ...) -> (S, m, ...), each network's own rows; ``index`` is (S, m), or a slice that all share."""
+    if isinstance(index, slice):
+        return values[:, index]
+    return values[torch.arange(len(values), device=values.device)[:, None], index]
+
+
+class _Plan:
+    """Which rows of a shuffled set are in which mini-batch: the next m each time, m for each network its own.
+
+    Attributes
+    ----------
+    full : whether no mini-batch is padded.
+    """
+
+    def __init__(self, data: LabelledStack, batch_sizes: Sequence[int]) -> None:
+        sizes, batches = data.sizes.cpu()[:, None, None], torch.tensor(batch_sizes)[:, None, None]
+        # A last mini-batch of a single row is left out: batch norm has nothing to compare it with.
+        counts = ((sizes - 2) // batches + 1).clamp(min=1)
+        steps = int(counts.max())
+        column = torch.arange(max(batch_sizes))
+        place = torch.arange(steps)[:, None] * batches + column  # (S, steps, m)
+        real = (column < batches) & (place < sizes) & (torch.arange(steps)[:, None] < counts)
+        share = (real.double() / real.sum(-1, keepdim=True).clamp(min=1)).to(data.x)
+        active = real.any(-1).to(
+            data.x.device
+        )  # (S, steps); a network whose epoch is over waits for the others
+        self.full = True
+        self._steps: list[tuple[Rows, Tensor, Tensor | None]] = []
+        for step in range(steps):
+            width = int(real[:, step].sum(-1).max())
+            index: Rows = torch.where(real[:, step, :width], place[:, step, :width], 0).to(data.x.device)
+            if bool(real[:, step, :width].all()) and len(set(batch_sizes)) == 1:
+                index = slice(step * batch_sizes[0], step * batch_sizes[0] + width)
+            else:
+                self.full = False
+            everyone = bool(active[:, step].all())
+            self._steps.append((index, share[:, step, :width], None if everyone else active[:, step]))
+        if not bool(active.all()):  # one network's count of steps differs from another's: count for each
+            self._steps = [
+                (index, part, active[:, step]) for step, (index, part, _) in enumerate(self._steps)
+            ]
+
+    def steps(self) -> Iterator[tuple[Rows, Tensor, Tensor | None]]:
+        """Rows, their shares (S, m), and which networks take part (S,), or ``None`` for all; step by step."""
+        return iter(self._steps)
+
+
+class _Adam:
+    """Adam on (S, P) parameters; a network that waits for the others keeps its own count of steps."""
+
+    betas = (0.9, 0.999)
+    epsilon = 1e-8
+
+    def __init__(self, flat: Tensor) -> None:
+        self.flat, self.mean, self.square = flat, torch.zeros_like(flat), torch.zeros_like(flat)
+        self.count = 0  # of steps, where all networks take each
+        self.counts = flat.new_zeros(len(flat), 1)  # where some wait
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor, rate: float, active: Tensor | None) -> None:
+        """Move the active networks, or all; the others, and what is known of their gradients, stay."""
+        first, second = self.betas
+        if active is None:
+            self.count += 1
+            self.mean.lerp_(gradient, 1 - first)
+            self.square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+            spread = self.square.div(1 - second**self.count).sqrt_().add_(self.epsilon)
+            self.flat.addcdiv_(self.mean, spread, value=-rate / (1 - first**self.count))
+            return
+        moving = active[:, None].to(gradient)
+        self.counts += moving
+        self.mean.lerp_(gradient, (1 - first) * moving)
+        self.square.lerp_(gradient.square(), (1 - second) * moving)
+        spread = self.square.div(1 - second**self.counts).sqrt_().add_(self.epsilon)
+        self.flat.sub_(rate * moving * self.mean / (1 - first**self.counts) / spread)

@@ -1,0 +1,165 @@
+"""Neural linear regression: predictions, calibration, several outputs, saving, and scikit-learn's rules."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+from coresift import InputError, select
+from coresift.models import NeuralLinearRegressor
+from coresift.models.linear import BayesianLinearRegression, NormalInverseGammaPosterior
+from coresift.spaces import OuterSpace, likelihood_space
+from coresift.strategies import STRATEGIES
+from coresift.testing import check_posterior
+
+
+def problem(size, seed=0, noise=0.3, outputs=None):
+    """A smooth function of three inputs in odd units."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-2, 2, size=(size, 3)) * [1, 10, 0.1] + [0, 50, 1]
+    y = 100 + 20 * (np.sin(2 * x[:, 0]) + (x[:, 1] - 50) / 10 + noise * rng.normal(size=size))
+    if outputs:
+        y = np.stack([y, *(-k * y + rng.normal(size=size) for k in range(1, outputs))], 1)
+    return x, y
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return NeuralLinearRegressor(epochs=200, random_state=0, progress=False).fit(*problem(200))
+
+
+def test_learns_in_the_units_of_the_data(fitted):
+    x, y = problem(500, seed=1)
+    error = float(np.sqrt(np.mean((fitted.predict(x) - y) ** 2)))
+    assert error < 1.6 * 20 * 0.3
+    assert fitted.score(x, y) > 0.8
+
+
+def test_intervals_are_calibrated():
+    """90% intervals of held-out targets cover 85 to 95 of a hundred, on average over five problems."""
+    sets = [problem(150, seed=seed) for seed in range(5)]
+    models = NeuralLinearRegressor(epochs=200, progress=False).fit_many(sets, range(5))
+    inside = []
+    for seed, model in enumerate(models):
+        x, y = problem(1000, seed=100 + seed)
+        predictive = model.posterior_.predictive(torch.tensor(x))
+        quantile = torch.distributions.StudentT(predictive.df[0]).sample((100_000,)).abs().quantile(0.9)
+        half = (quantile * predictive.scale).numpy()
+        inside.append(np.mean(np.abs(y - predictive.mean.numpy()) <= half))
+    assert 0.85 <= np.mean(inside) <= 0.95
+
+
+def test_many_at_once_equal_one_by_one():
+    sets = [problem(size, seed=size) for size in (40, 25, 60)]
+    model = NeuralLinearRegressor(epochs=3, progress=False)
+    together = model.fit_many(sets, seeds=[5, 6, 7])
+    x, _ = problem(20, seed=9)
+    for one, (features, targets), seed in zip(together, sets, [5, 6, 7], strict=True):
+        alone = NeuralLinearRegressor(epochs=3, random_state=seed, progress=False).fit(features, targets)
+        # In float32, where rounding grows from step to step; test_training has the same to 1e-8 in float64.
+        for left, right in zip(
+            one.predict(x, return_std=True), alone.predict(x, return_std=True), strict=True
+        ):
+            np.testing.assert_allclose(left, right, rtol=1e-3)
+        assert one.random_state == seed
+    with pytest.raises(InputError, match="3 labelled sets and 1 seeds"):
+        model.fit_many(sets, seeds=[0])
+
+
+def test_the_last_layer_is_the_cores(fitted):
+    """The posterior equals closed-form regression on the network's features, in the units of y."""
+    x, y = (torch.tensor(a) for a in problem(200))
+    features = fitted.posterior_.features(x).double()
+    mean, deviation = y.mean(), y.std(correction=0)
+    direct = BayesianLinearRegression().fit(features, (y - mean) / deviation)
+    head = fitted.posterior_.head
+    assert isinstance(head, NormalInverseGammaPosterior)
+    torch.testing.assert_close(head.covariance, direct.covariance, rtol=1e-6, atol=1e-8)
+    # The noise is that of the closed form, times what the left-out labels say.
+    assert head.rate / (direct.rate * float(deviation) ** 2) > 1
+    predicted = direct.predictive(features[:5]).mean * deviation + mean
+    torch.testing.assert_close(fitted.posterior_.predictive(x[:5]).mean, predicted, rtol=1e-4, atol=1e-3)
+
+
+def test_posterior(fitted):
+    x, _ = problem(30, seed=4)
+    check_posterior(fitted.posterior_, torch.tensor(x), num_samples=2000, tolerance=1e-3)
+    for strategy in sorted(set(STRATEGIES) - {"margin", "badge"}):
+        assert len(select(x, posterior=fitted.posterior_, budget=5, strategy=strategy, labelled=x[:4])) == 5
+
+
+def test_its_spaces_are_closed_forms(fitted, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "coresift.strategies.likelihood_space",
+        lambda *a, **k: seen.append(likelihood_space(*a, **k)) or seen[-1],
+    )
+    select(problem(30)[0], posterior=fitted.posterior_, budget=5)
+    assert isinstance(seen[0], OuterSpace)
+
+
+def test_several_outputs():
+    x, y = problem(150, outputs=3)
+    model = NeuralLinearRegressor(epochs=100, random_state=0, progress=False).fit(x, y)
+    mean, deviation = model.predict(x, return_std=True)
+    assert mean.shape == deviation.shape == y.shape
+    assert model.score(x, y) > 0.8
+    check_posterior(model.posterior_, torch.tensor(x[:20]), num_samples=2000, tolerance=1e-3)
+    for strategy in (
+        "acs-fw",
+        "acs-lcmd",
+        "bald",
+        "maxent",
+        "variance",
+        "k-center",
+        "greedy-logdet",
+        "acs-fisher",
+    ):
+        assert len(select(x, posterior=model.posterior_, budget=5, strategy=strategy)) == 5
+
+
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_saving(tmp_path, outputs):
+    x, y = problem(60, outputs=outputs)
+    model = NeuralLinearRegressor(epochs=5, random_state=0, progress=False).fit(x, y)
+    model.save(tmp_path / "model")
+    assert sorted(file.name for file in (tmp_path / "model").iterdir()) == [
+        "model.json",
+        "weights.safetensors",
+    ]
+    again = NeuralLinearRegressor.load(tmp_path / "model")
+    for left, right in zip(again.predict(x, return_std=True), model.predict(x, return_std=True), strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert again.get_params() == model.get_params()
+
+
+def test_a_network_of_ones_own(tmp_path):
+    x, y = problem(80)
+    module = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 8))
+    before = [value.clone() for value in module.parameters()]
+    model = NeuralLinearRegressor(module, epochs=100, random_state=0, progress=False).fit(x, y)
+    assert model.score(x, y) > 0.5
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    made = NeuralLinearRegressor(lambda inputs: nn.Linear(inputs, 4), epochs=20, progress=False).fit(x, y)
+    assert made.posterior_.head.mean.shape == (5,)
+    model.save(tmp_path)
+    with pytest.raises(InputError, match="pass network="):
+        NeuralLinearRegressor.load(tmp_path)
+    np.testing.assert_array_equal(NeuralLinearRegressor.load(tmp_path, module).predict(x), model.predict(x))
+
+
+def test_in_a_pipeline_and_cross_validated():
+    x, y = problem(90)
+    pipeline = make_pipeline(
+        PolynomialFeatures(2), NeuralLinearRegressor(epochs=30, random_state=0, progress=False)
+    )
+    assert cross_val_score(pipeline, x, y, cv=3).mean() > 0.5
+
+
+@parametrize_with_checks([NeuralLinearRegressor(epochs=20, progress=False)])
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)

@@ -1,0 +1,165 @@
+"""The trainer: each of S networks trained side by side ends as if it were trained alone."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from coresift import InputError
+from coresift.models import BayesianLinearRegression
+from coresift.models.neural_linear import ExactLastLayer
+from coresift.networks import MLP, LabelledStack, Stack, Trainer
+from coresift.networks.trainer import take_rows
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def labelled(size, seed, outputs=1):
+    x = normal(size, 3, seed=seed)
+    return x, torch.sin(2 * x[:, :1]) * torch.arange(1, outputs + 1) + 0.1 * normal(
+        size, outputs, seed=seed + 100
+    )
+
+
+def networks(count, factory=lambda: MLP(3, (8, 5))):
+    torch.manual_seed(0)
+    return [factory().double() for _ in range(count)]
+
+
+def generators(seeds):
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+class SquaredError:
+    """A plain loss on mini-batches."""
+
+    whole = False
+
+    def __call__(self, outputs, data, index, share):
+        return ((outputs[..., :1] - take_rows(data.y, index)).square().sum(-1) * share).sum(1)
+
+
+def train(members, sets, seeds, objective, **options):
+    stack = Stack(members, dtype=torch.float64)
+    options = {"epochs": 40, "batch_size": None, **options}
+    Trainer(**options, progress=False).train(stack, objective, LabelledStack.of(sets), generators(seeds))
+    return stack
+
+
+@pytest.mark.parametrize("objective", [ExactLastLayer(), SquaredError()], ids=["exact", "squared"])
+@pytest.mark.parametrize("sizes", [(20, 20, 20), (20, 33, 7, 16)], ids=["equal", "ragged"])
+@pytest.mark.parametrize("batch_size", [None, 6, 1000])
+def test_side_by_side_equals_alone(objective, sizes, batch_size):
+    """Weights and batch norm's statistics, to 1e-8 in float64, with sets and mini-batches of any sizes."""
+    sets = [labelled(size, seed) for seed, size in enumerate(sizes)]
+    members, seeds = networks(len(sizes)), range(len(sizes))
+    together = train(members, sets, seeds, objective, batch_size=batch_size)
+    for position in seeds:
+        alone = train(
+            [members[position]], [sets[position]], [seeds[position]], objective, batch_size=batch_size
+        )
+        assert not torch.equal(alone.flat[0], Stack([members[position]]).flat[0])
+        torch.testing.assert_close(together.flat[position], alone.flat[0], rtol=0, atol=1e-8)
+        for name, value in alone.buffers.items():
+            torch.testing.assert_close(together.buffers[name][position], value[0], rtol=0, atol=1e-8)
+
+
+def plain_network():
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def test_any_module_side_by_side():
+    """A module without a batched form of its own goes through vmap, ragged sizes included."""
+    sets = [labelled(size, seed) for seed, size in enumerate((20, 9, 14))]
+    members = networks(3, plain_network)
+    together = train(members, sets, range(3), ExactLastLayer())
+    for position in range(3):
+        alone = train([members[position]], [sets[position]], [position], ExactLastLayer())
+        torch.testing.assert_close(together.flat[position], alone.flat[0], rtol=0, atol=1e-8)
+
+
+def test_the_batched_form_is_the_network():
+    """`MLP.stacked` against the modules themselves in training mode, and `member` in evaluation mode."""
+    members, x = networks(3), normal(3, 12, 3)
+    stack = Stack(members, dtype=torch.float64)
+    direct = torch.stack([copy.deepcopy(member).train()(x[s]) for s, member in enumerate(members)])
+    torch.testing.assert_close(stack(x), direct)
+    rows = torch.full((3, 12), 1 / 12, dtype=torch.float64)
+    torch.testing.assert_close(stack(x, rows), direct)
+    stack.settle(x)
+    for position in range(3):
+        torch.testing.assert_close(stack.member(position)(x[position]), direct[position])
+
+
+def test_padding_changes_nothing():
+    members, x = networks(2), normal(2, 12, 3)
+    rows = torch.zeros(2, 12, dtype=torch.float64)
+    rows[0], rows[1, :7] = 1 / 12, 1 / 7
+    outputs = Stack(members, dtype=torch.float64)(x, rows)
+    torch.testing.assert_close(outputs[1, :7], copy.deepcopy(members[1]).train()(x[1, :7]))
+
+
+def test_training_follows_torch_adam():
+    """One network, whole batches: the weights of a loop with torch's own layers, optimiser and schedule."""
+    x, y = labelled(20, 0)
+    (member,) = networks(1)
+    stack = train([member], [(x, y)], [0], SquaredError(), batch_size=20, weight_decay=0.5, epochs=25)
+    network = copy.deepcopy(member).train()
+    decayed = [layer.weight for layer in network.linear]
+    others = [value for value in network.parameters() if all(value is not one for one in decayed)]
+    groups = [{"params": decayed, "weight_decay": 0.5}, {"params": others}]
+    optimiser = torch.optim.Adam(groups, lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 25, 1e-5)
+    for _ in range(25):
+        optimiser.zero_grad()
+        (network(x)[:, :1] - y).square().mean().backward()
+        optimiser.step()
+        schedule.step()
+    direct = torch.cat([value.detach().flatten() for value in network.parameters()])
+    torch.testing.assert_close(stack.flat[0], direct, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_the_exact_last_layer_is_the_closed_form(outputs):
+    """Its loss is minus the core posterior's log density up to a constant, its gradient that of autograd."""
+    features, y = normal(2, 9, 4), normal(2, 9, outputs, seed=1)
+    y[1, 6:] = 0
+    data = LabelledStack(normal(2, 9, 1), y, torch.tensor([9, 6]))
+    share = torch.tensor([[1 / 3] * 3, [0.5, 0.5, 0.0]], dtype=torch.float64)
+    objective = ExactLastLayer(prior_variance=0.7, noise_shape=1.5, noise_rate=0.3)
+    regression = BayesianLinearRegression(None, prior_covariance=0.7, noise_shape=1.5, noise_rate=0.3)
+
+    def direct(features, index):
+        losses = []
+        for s, size in enumerate((9, 6)):
+            seen = torch.cat([features[s, :size], torch.ones(size, 1)], 1)
+            density = sum(
+                regression.fit(seen, y[s, :size, o]).predictive(seen[index[s]]).log_prob(y[s, index[s], o])
+                for o in range(outputs)
+            )
+            losses.append(-(density * share[s]).sum())
+        return torch.stack(losses)
+
+    for rows, index in (
+        (slice(1, 4), [[1, 2, 3]] * 2),
+        (torch.tensor([[0, 3, 5], [2, 1, 0]]), [[0, 3, 5], [2, 1, 0]]),
+    ):
+        other = normal(2, 9, 4, seed=7)
+        change = objective(features, data, rows, share) - objective(other, data, rows, share)
+        torch.testing.assert_close(change, direct(features, index) - direct(other, index))
+        leaf = features.clone().requires_grad_()
+        assert torch.autograd.gradcheck(lambda f, rows=rows: objective(f, data, rows, share), (leaf,))
+
+
+def test_errors():
+    (member,) = networks(1)
+    with pytest.raises(InputError, match="do not go together"):
+        train([member], [labelled(5, 0), labelled(5, 1)], [0, 1], SquaredError())
+    with pytest.raises(InputError, match="same layers"):
+        Stack([MLP(3), MLP(4)])
+    norm = [nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)) for _ in range(2)]
+    with pytest.raises(InputError, match="padding would enter their statistics"):
+        train(norm, [labelled(5, 0), labelled(8, 1)], [0, 1], ExactLastLayer())
