@@ -44,51 +44,39 @@ class MLP(nn.Module):
         rows : (S, n), one over the number of real rows, zero for padding; ``None`` where all are real.
         settle : keep the rows' statistics for evaluation mode, which then gives the same on these rows.
         """
-        if settle and rows is None:
-            rows = x.new_full(x.shape[:2], 1 / x.shape[1])
         columns = x.mT  # (S, width, n): each unit's values lie together, for batch norm and products alike
         for layer in range(len(self.linear)):
-            weight, gain, shift, mean, variance = (
-                value if value.ndim == 3 else value.unsqueeze(2)
-                for value in (
-                    state[f"linear.{layer}.weight"],
-                    state[f"norm.{layer}.weight"],
-                    state[f"norm.{layer}.bias"],
-                    state[f"norm.{layer}.running_mean"],
-                    state[f"norm.{layer}.running_var"],
-                )
-            )
-            columns = torch.bmm(weight, columns)
+            columns = torch.bmm(state[f"linear.{layer}.weight"], columns)
             if settle:
-                assert rows is not None
-                mean.copy_(torch.bmm(columns, rows.unsqueeze(2)))
-                variance.copy_(torch.bmm((columns - mean).square(), rows.unsqueeze(2)))
-            columns = _norm_relu(columns, rows, gain, shift)
+                mean, variance = _statistics(columns, rows)
+                state[f"norm.{layer}.running_mean"].copy_(mean.squeeze(2))
+                state[f"norm.{layer}.running_var"].copy_(variance.squeeze(2))
+            gain, shift = state[f"norm.{layer}.weight"], state[f"norm.{layer}.bias"]
+            columns = torch.relu(_batch_norm(columns, rows, gain, shift))
         return columns.mT
 
 
-def _norm_relu(columns: Tensor, rows: Tensor | None, gain: Tensor, shift: Tensor) -> Tensor:
-    """Batch norm and ReLU of S networks at once, over the real rows of each.
+def _statistics(columns: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Means and variances (S, width, 1) of columns (S, width, n) over the rows."""
+    share = columns.new_full((len(columns), columns.shape[2]), 1 / columns.shape[2]) if rows is None else rows
+    mean = torch.bmm(columns, share.unsqueeze(2))
+    return mean, torch.bmm((columns - mean).square(), share.unsqueeze(2))
+
+
+def _batch_norm(columns: Tensor, rows: Tensor | None, gain: Tensor, shift: Tensor) -> Tensor:
+    """Batch norm of S networks at once, over the real rows of each.
 
     Parameters
     ----------
     columns : (S, width, n)
     rows : (S, n), each row's share in the mean; ``None`` where all rows are real.
-    gain, shift : (S, width, 1)
+    gain, shift : (S, width)
     """
-    if rows is None:
-        # One batch norm over S * width channels: torch's own kernel, twice as fast as its parts.
-        normal = nn.functional.batch_norm(
-            columns.flatten(0, 1).unsqueeze(0),
-            None,
-            None,
-            gain.flatten(),
-            shift.flatten(),
-            training=True,
-            eps=_EPSILON,
-        )
-        return torch.relu(normal.view(columns.shape))
-    mean = torch.bmm(columns, rows.unsqueeze(2))
-    centred = columns - mean
-    variance = torch.bmm(centred.square(), rows.unsqueeze(2))
-    return torch.relu(centred * (torch.rsqrt(variance + _EPSILON) * gain) + shift)
+    if rows is not None:
+        mean, variance = _statistics(columns, rows)
+        return (columns - mean) * (torch.rsqrt(variance + _EPSILON) * gain.unsqueeze(2)) + shift.unsqueeze(2)
+    # One batch norm over S * width channels: torch's own kernel, twice as fast as its parts.
+    channels = columns.view(1, -1, columns.shape[2])
+    gain, shift = gain.flatten(), shift.flatten()
+    normal = nn.functional.batch_norm(channels, None, None, gain, shift, training=True, eps=_EPSILON)
+    return normal.view(columns.shape)
