@@ -9,13 +9,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from coresift.models.estimator import NetworkEstimator
+from coresift.models.estimator import NetworkClassifier, NetworkEstimator, NetworkRegressor
 from coresift.models.samples import categorical, choose, gaussian, mixture
 from coresift.networks import LabelledStack, Objective, Stack
 from coresift.networks.layers import Standardise
@@ -112,17 +109,11 @@ class _Ensemble(NetworkEstimator):
 
     def _fresh_member(self, x: Tensor, generator: torch.Generator) -> nn.Module:
         """A network for rows like ``x`` (n, ...), with weights drawn from ``generator``."""
-        extractor = self._fresh_network(x.shape[1], generator).eval()
-        with torch.no_grad():
-            features = extractor(x[:1])
-        if features.ndim != 2:
-            raise InputError(
-                f"the network turns one row into shape {tuple(features.shape)}, expected (1, features); "
-                "end it with pooling or nn.Flatten()"
-            )
+        extractor = self._fresh_network(x.shape[1], generator)
+        features = self._num_features(extractor, x)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-            return _with_head(extractor, nn.Linear(features.shape[1], self._num_outputs()))
+            return _with_head(extractor, nn.Linear(features, self._num_outputs()))
 
     def _set_posterior(self, members: Iterable[nn.Module], likelihood: Likelihood) -> None:
         members = tuple(member.to(self.device).eval() for member in members)
@@ -152,7 +143,7 @@ class _Ensemble(NetworkEstimator):
         """What outputs mean, from what was saved."""
 
 
-class EnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[misc]
+class EnsembleRegressor(NetworkRegressor, _Ensemble):
     """Regression with a deep ensemble: each member predicts a mean and a variance.
 
     Members are trained by the Gaussian log density of mini-batches, all side by side on the same data, each
@@ -210,36 +201,6 @@ class EnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[misc]
         self.device = device
         self.progress = progress
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
-
-    def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Expected targets, and with ``return_std`` the standard deviations of new ones, noise included."""
-        rows = self._rows(X)
-        predictive = self.posterior_.predictive(rows)
-        mean, deviation = (
-            value.cpu().numpy().reshape(len(rows), *self._target_shape)
-            for value in (predictive.mean, predictive.stddev)
-        )
-        return (mean, deviation) if return_std else mean
-
-    def _validated(self, X: Any, y: Any) -> tuple[Tensor, Tensor]:
-        rows, targets = validate_data(
-            self,
-            X,
-            y,
-            dtype=np.float32,
-            multi_output=True,
-            y_numeric=True,
-            allow_nd=not self._tabular,
-            ensure_min_samples=2,
-        )
-        self._target_shape = np.shape(targets)[1:]
-        x = torch.as_tensor(np.array(rows))
-        return x, torch.as_tensor(np.array(targets, dtype=np.float32)).view(len(x), -1)
-
     @staticmethod
     def _prepared(
         members: Sequence[EnsembleRegressor], targets: Sequence[Tensor]
@@ -260,17 +221,13 @@ class EnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[misc]
         outputs = self.posterior_.likelihood
         assert isinstance(outputs, GaussianOutputs)
         tensors |= {"targets.mean": outputs.mean, "targets.deviation": outputs.deviation}
-        return tensors, facts | {"target_shape": list(self._target_shape)}
-
-    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        self._target_shape = tuple(facts["target_shape"])
-        super()._restore(tensors, facts)
+        return tensors, facts
 
     def _restored_likelihood(self, tensors: dict[str, Tensor]) -> GaussianOutputs:
         return GaussianOutputs(tensors["targets.mean"], tensors["targets.deviation"])
 
 
-class EnsembleClassifier(ClassifierMixin, _Ensemble):  # type: ignore[misc]
+class EnsembleClassifier(NetworkClassifier, _Ensemble):
     """Classification with a deep ensemble: each member predicts class probabilities, and they are averaged.
 
     Members are trained by the cross-entropy of mini-batches, all side by side on the same data, each from its
@@ -317,35 +274,11 @@ class EnsembleClassifier(ClassifierMixin, _Ensemble):  # type: ignore[misc]
         self.device = device
         self.progress = progress
 
-    def predict_proba(self, X: Any) -> Any:
-        """(n, C) class probabilities, in the order of ``classes_``."""
-        rows = self._rows(X)
-        return self.posterior_.predictive(rows).probs.cpu().numpy()  # type: ignore[attr-defined]
-
-    def predict(self, X: Any) -> Any:
-        """(n,) the most likely labels."""
-        probs = self.predict_proba(X)
-        return self.classes_[probs.argmax(1)]
-
-    def _validated(self, X: Any, y: Any) -> tuple[Tensor, Tensor]:
-        rows, labels = validate_data(
-            self, X, y, dtype=np.float32, allow_nd=not self._tabular, ensure_min_samples=2
-        )
-        check_classification_targets(labels)
-        self.classes_, targets = np.unique(labels, return_inverse=True)
-        return torch.as_tensor(np.array(rows)), torch.as_tensor(targets)
-
     @staticmethod
     def _prepared(
         members: Sequence[EnsembleClassifier], targets: Sequence[Tensor]
     ) -> tuple[Sequence[Tensor], Sequence[Likelihood]]:
-        # A small set may lack a class that another holds.
-        classes = np.unique(np.concatenate([one.classes_ for one in members]))
-        places = [torch.as_tensor(np.searchsorted(classes, one.classes_)) for one in members]
-        for one in members:
-            one.classes_ = classes
-        recoded = [place[y] for place, y in zip(places, targets, strict=True)]
-        return recoded, [categorical] * len(members)
+        return members[0]._share_classes(members, targets), [categorical] * len(members)
 
     def _num_outputs(self) -> int:
         return len(self.classes_)
@@ -353,14 +286,6 @@ class EnsembleClassifier(ClassifierMixin, _Ensemble):  # type: ignore[misc]
     @property
     def _objective(self) -> Objective:
         return CrossEntropy()
-
-    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, facts = super()._fitted_state()
-        return tensors, facts | {"classes": self.classes_.tolist(), "labels": self.classes_.dtype.str}
-
-    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        self.classes_ = np.array(facts["classes"], dtype=facts["labels"])
-        super()._restore(tensors, facts)
 
     def _restored_likelihood(self, tensors: dict[str, Tensor]) -> Likelihood:
         return categorical

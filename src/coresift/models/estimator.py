@@ -11,7 +11,8 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
@@ -34,6 +35,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
     random_state: int | None
     device: str
     progress: bool
+    posterior_: Any  # a Posterior, more exactly known to each subclass
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on rows ``X`` and targets ``y``."""
@@ -52,9 +54,32 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         self._fit_together(copies, checked)
         return copies
 
+    def _validated(self, X: Any, y: Any, **checks: Any) -> tuple[Tensor, Tensor]:
+        """The labelled set as tensors, checked; sets ``n_features_in_`` and what is known of ``y``."""
+        rows, targets = validate_data(
+            self,
+            X,
+            y,
+            dtype=np.float32,
+            ensure_2d=self._tabular,
+            allow_nd=True,
+            ensure_min_samples=2,
+            **checks,
+        )
+        self.n_features_in_ = rows.shape[1]  # columns or channels
+        return torch.as_tensor(np.array(rows)), self._learn_targets(targets)
+
     @abstractmethod
-    def _validated(self, X: Any, y: Any) -> tuple[Tensor, Tensor]:
-        """The labelled set as tensors, checked; sets ``n_features_in_`` and what is learned of ``y``."""
+    def _learn_targets(self, targets: Any) -> Tensor:
+        """Targets as numbers to train on; remembers what `predict` needs to turn them back."""
+
+    @abstractmethod
+    def _described_targets(self) -> Any:
+        """What was remembered of the targets, for JSON."""
+
+    @abstractmethod
+    def _restore_targets(self, described: Any) -> None:
+        """Remember the same."""
 
     @staticmethod
     @abstractmethod
@@ -107,6 +132,17 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
                     reset()
             return network
 
+    def _num_features(self, extractor: nn.Module, x: Tensor) -> int:
+        """How many features the network makes of rows like ``x`` (n, ...)."""
+        with torch.no_grad():
+            features = extractor.eval()(x[:1])
+        if features.ndim != 2:
+            raise InputError(
+                f"the network turns one row into shape {tuple(features.shape)}, expected (1, features); "
+                "end it with pooling or nn.Flatten()"
+            )
+        return int(features.shape[1])
+
     # Saving: weights with safetensors, everything else as JSON, and no pickle anywhere.
 
     def save(self, folder: str | Path) -> None:
@@ -126,6 +162,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
             "options": options,
             "own_network": self.network is not None,
             "n_features_in": self.n_features_in_,
+            "targets": self._described_targets(),
             "facts": facts,
         }
         (path / "model.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
@@ -143,6 +180,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
             raise InputError(f"the model in {path} was fitted with its own network; pass network=")
         estimator = cls(network=network, **described["options"])
         estimator.n_features_in_ = described["n_features_in"]
+        estimator._restore_targets(described["targets"])
         estimator._restore(load_file(path / "weights.safetensors"), described["facts"])
         return estimator
 
@@ -153,3 +191,72 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
     @abstractmethod
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Set what ``fit`` sets."""
+
+
+class NetworkRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[misc]
+    """A regressor of one or several outputs."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Expected targets, and with ``return_std`` the standard deviations of new ones, noise included."""
+        rows = self._rows(X)
+        predictive = self.posterior_.predictive(rows)
+        mean, deviation = (
+            value.double().cpu().numpy().reshape(len(rows), *self._target_shape)
+            for value in (predictive.mean, predictive.stddev)
+        )
+        return (mean, deviation) if return_std else mean
+
+    def _validated(self, X: Any, y: Any, **checks: Any) -> tuple[Tensor, Tensor]:
+        return super()._validated(X, y, multi_output=True, y_numeric=True, **checks)
+
+    def _learn_targets(self, targets: Any) -> Tensor:
+        """(n, O)"""
+        self._target_shape = np.shape(targets)[1:]
+        return torch.as_tensor(np.array(targets, dtype=np.float32)).view(len(targets), -1)
+
+    def _described_targets(self) -> list[int]:
+        return list(self._target_shape)
+
+    def _restore_targets(self, described: list[int]) -> None:
+        self._target_shape = tuple(described)
+
+
+class NetworkClassifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc]
+    """A classifier; ``classes_`` are the labels, in the order of ``predict_proba``'s columns."""
+
+    def predict_proba(self, X: Any) -> Any:
+        """(n, C) class probabilities, in the order of ``classes_``."""
+        rows = self._rows(X)
+        predictive = self.posterior_.predictive(rows)
+        return predictive.probs.cpu().numpy()
+
+    def predict(self, X: Any) -> Any:
+        """(n,) the most likely labels."""
+        probs = self.predict_proba(X)
+        return self.classes_[probs.argmax(1)]
+
+    def _learn_targets(self, targets: Any) -> Tensor:
+        """(n,) positions in ``classes_``."""
+        check_classification_targets(targets)
+        self.classes_, codes = np.unique(targets, return_inverse=True)
+        return torch.as_tensor(codes)
+
+    @staticmethod
+    def _share_classes(members: Sequence[Any], codes: Sequence[Tensor]) -> list[Tensor]:
+        """Give all estimators the classes of all sets, since a small one may lack some; recode labels."""
+        classes = np.unique(np.concatenate([one.classes_ for one in members]))
+        places = [torch.as_tensor(np.searchsorted(classes, one.classes_)) for one in members]
+        for one in members:
+            one.classes_ = classes
+        return [place[y] for place, y in zip(places, codes, strict=True)]
+
+    def _described_targets(self) -> dict[str, Any]:
+        return {"classes": self.classes_.tolist(), "type": self.classes_.dtype.str}
+
+    def _restore_targets(self, described: dict[str, Any]) -> None:
+        self.classes_ = np.array(described["classes"], dtype=described["type"])

@@ -7,15 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
-from sklearn.base import RegressorMixin
-from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal, StudentT
 
-from coresift.models.estimator import NetworkEstimator
+from coresift.models.estimator import NetworkRegressor
 from coresift.models.linear import BayesianLinearRegression, NormalInverseGammaPosterior
 from coresift.models.network import NetworkPosterior
 from coresift.networks import LabelledStack, Stack
@@ -23,7 +20,7 @@ from coresift.networks.layers import AppendOne, Standardise
 from coresift.networks.trainer import Rows, take_rows
 
 
-class NeuralLinearRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[misc]
+class NeuralLinearRegressor(NetworkRegressor):
     """Regression with a network's features and exact Bayesian linear regression on top.
 
     The network is trained by the predictive log density of mini-batches, given the last layer's posterior on
@@ -48,12 +45,15 @@ class NeuralLinearRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[m
     ----------
     posterior_ : for `coresift.select`; one output gives closed-form spaces, several give sampled ones.
 
+    >>> import numpy as np
     >>> x = np.linspace(-1, 1, 40)[:, None]
     >>> model = NeuralLinearRegressor(epochs=20, random_state=0).fit(x, x[:, 0] ** 2)
     >>> mean, deviation = model.predict(x, return_std=True)
     >>> mean.shape, bool((deviation > 0).all())
     ((40,), True)
     """
+
+    posterior_: NetworkPosterior
 
     def __init__(
         self,
@@ -83,29 +83,6 @@ class NeuralLinearRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[m
         self.random_state = random_state
         self.device = device
         self.progress = progress
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
-
-    def _validated(self, X: Any, y: Any) -> tuple[Tensor, Tensor]:
-        rows, targets = validate_data(
-            self,
-            X,
-            y,
-            dtype=np.float32,
-            multi_output=True,
-            y_numeric=True,
-            ensure_2d=self._tabular,
-            allow_nd=True,
-            ensure_min_samples=2,
-        )
-        self.n_features_in_ = rows.shape[1]  # columns or channels
-        self.num_outputs_ = 1 if np.ndim(targets) == 1 else np.shape(targets)[1]
-        self._flat_targets = np.ndim(targets) == 1
-        x = torch.as_tensor(np.array(rows))
-        return x, torch.as_tensor(np.array(targets, dtype=np.float32)).view(len(x), self.num_outputs_)
 
     @staticmethod
     def _fit_together(
@@ -200,17 +177,6 @@ class NeuralLinearRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[m
         head = heads[0] if len(heads) == 1 else SeveralOutputs(tuple(heads))
         self.posterior_ = NetworkPosterior(network, head)
 
-    def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Expected targets, and with ``return_std`` the standard deviations of new ones, noise included."""
-        rows = self._rows(X)
-        predictive: Any = self.posterior_.predictive(rows)
-        mean, deviation = (self._shaped(value) for value in (predictive.mean, predictive.stddev))
-        return (mean, deviation) if return_std else mean
-
-    def _shaped(self, values: Tensor) -> Any:
-        array = values.double().cpu().numpy()
-        return array if self._flat_targets else array.reshape(len(array), self.num_outputs_)
-
     def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         head: Any = self.posterior_.head
         heads = head.heads if isinstance(head, SeveralOutputs) else (head,)
@@ -218,7 +184,7 @@ class NeuralLinearRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[m
         tensors["head.mean"] = torch.stack([one.mean for one in heads])
         tensors["head.covariance"] = heads[0].covariance
         rates = [one.rate for one in heads]
-        return tensors, {"shape": heads[0].shape, "rates": rates, "flat_targets": self._flat_targets}
+        return tensors, {"shape": heads[0].shape, "rates": rates}
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         scale = Standardise(tensors["network.0.mean"], tensors["network.0.deviation"])
@@ -232,7 +198,6 @@ class NeuralLinearRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[m
             NormalInverseGammaPosterior(mean, tensors["head.covariance"], facts["shape"], rate)
             for mean, rate in zip(tensors["head.mean"], facts["rates"], strict=True)
         ]
-        self._flat_targets, self.num_outputs_ = facts["flat_targets"], len(heads)
         self._set_posterior(network.eval(), heads)
 
 

@@ -19,9 +19,14 @@ class Standardise(nn.Module):
 
     @classmethod
     def of(cls, x: Tensor) -> Standardise:
-        """To mean zero and variance one over the rows of ``x`` (n, ...); a constant column stays as it is."""
-        deviation = x.std(0, correction=0)
-        return cls(x.mean(0), torch.where(deviation > 0, deviation, 1.0))
+        """To mean zero and variance one: columns of rows (n, d), channels of images (n, channels, ...).
+
+        A constant column stays as it is.
+        """
+        values = x.movedim(1, -1).flatten(0, -2)  # (..., channels)
+        deviation = values.std(0, correction=0)
+        shape = (-1, *[1] * (x.ndim - 2))
+        return cls(values.mean(0).view(shape), torch.where(deviation > 0, deviation, 1.0).view(shape))
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.deviation
