@@ -4,7 +4,16 @@ import pytest
 import torch
 
 from coresift import STRATEGIES, select
-from coresift.models import BayesianLinearRegression, ProbitPosterior
+from coresift.models import (
+    BayesianLinearRegression,
+    EnsembleClassifier,
+    EnsembleRegressor,
+    NeuralLinearClassifier,
+    NeuralLinearRegressor,
+    ProbitPosterior,
+)
+from coresift.models.neural_linear import ExactLastLayer
+from coresift.networks import MLP, LabelledStack, Stack, Trainer
 from coresift.selectors import GIGA, LCMD, FrankWolfe, GreedyLogDet, KCenter, KMeansPlusPlus
 from coresift.spaces import VectorSpace
 from coresift.testing import check_selector, check_space
@@ -47,3 +56,35 @@ def test_strategies(strategy, labelled):
         expected = select(pool, posterior=posterior, **options).index.tolist()
         assert select(pool, posterior=on_gpu, **options).index.tolist() == expected
         assert select(pool.cuda(), posterior=on_gpu, **options).index.tolist() == expected
+
+
+def test_training_side_by_side():
+    """In float64 the GPU ends where the CPU does."""
+    sets = [(normal(size, 3, seed=size), normal(size, 1, seed=size + 1)) for size in (20, 33, 7)]
+    torch.manual_seed(0)
+    members = [MLP(3, (8, 5)).double() for _ in sets]
+    stacks = []
+    for device in ("cpu", "cuda"):
+        stack = Stack(members, device, torch.float64)
+        generators = [torch.Generator().manual_seed(seed) for seed in range(3)]
+        Trainer(epochs=20, progress=False).train(stack, ExactLastLayer(), LabelledStack.of(sets), generators)
+        stacks.append(stack.flat.cpu())
+    torch.testing.assert_close(stacks[0], stacks[1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        NeuralLinearRegressor(epochs=50, device="cuda", random_state=0),
+        NeuralLinearClassifier(epochs=50, device="cuda", random_state=0),
+        EnsembleRegressor(epochs=50, num_members=3, device="cuda", random_state=0),
+        EnsembleClassifier(epochs=50, num_members=3, device="cuda", random_state=0),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_estimators(model):
+    x = normal(100, 3).numpy()
+    y = x[:, 0] > 0 if hasattr(model, "predict_proba") else x[:, 0]
+    assert model.fit(x, y).score(x, y) > 0.8
+    for strategy in ("acs-fw", "acs-lcmd", "bald", "k-center"):
+        assert len(select(x, posterior=model.posterior_, budget=5, strategy=strategy, labelled=x[:3])) == 5
