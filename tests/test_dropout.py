@@ -1,15 +1,23 @@
 """Monte Carlo dropout: one set of masks for all rows, and a network that is left as it was."""
 
+import numpy as np
 import pytest
 import torch
+from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 from torch.distributions import Independent, MixtureSameFamily, Normal, Poisson
 
 from coresift import InputError, select
-from coresift.models.dropout import DropoutPosterior
+from coresift.models.dropout import DropoutClassifier, DropoutPosterior, DropoutRegressor
 from coresift.models.samples import categorical
 from coresift.spaces.likelihood import expected_log_likelihood
 from coresift.testing import check_posterior
+
+RNG = np.random.default_rng(0)
+TABLE = RNG.uniform(-1, 1, (260, 3))
+TARGETS = 10 + 5 * (np.sin(3 * TABLE[:, 0]) * TABLE[:, 1] + TABLE[:, 2] + 0.2 * RNG.normal(size=260))
+NAMES = np.array(["low", "middle", "high"])[np.digitize(TARGETS, [8, 12])]
+QUICK = {"epochs": 10, "random_state": 0, "progress": False}
 
 
 def generator(seed=0):
@@ -240,6 +248,10 @@ def test_errors():
             DropoutPosterior(network(), **options)
     with pytest.raises(InputError, match="expected a positive number"):
         DropoutPosterior(network(), "gaussian", noise_variance=0.0)
+    with pytest.raises(InputError, match="num_predictive is 0"):
+        DropoutPosterior(network(), num_predictive=0)
+    with pytest.raises(InputError, match="needs an output for each class"):
+        DropoutPosterior(network(1)).predictive(rows(2, 4))
 
     class Unused(nn.Linear):
         def __init__(self):
@@ -268,3 +280,101 @@ def test_a_saturated_softmax_rules_no_class_out():
     each = posterior.conditional(x, posterior.sample(50, generator()))
     assert float(each.probs.min()) > 0
     assert bool(torch.isfinite(expected_log_likelihood(posterior.predictive(x), each)).all())
+
+
+def own_layers(inputs):
+    return nn.Sequential(nn.Linear(inputs, 12), nn.Tanh(), nn.Dropout(0.3), nn.Linear(12, 12), nn.ReLU())
+
+
+def estimators(**options):
+    options = QUICK | options
+    return [(DropoutRegressor(**options), TARGETS), (DropoutClassifier(**options), NAMES)]
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_estimators_keep_the_contract_and_select(kind):
+    model, y = estimators()[kind]
+    posterior = model.fit(TABLE[:100], y[:100]).posterior_
+    check_posterior(posterior, torch.tensor(TABLE[:15]), tolerance=1e-5)
+    for strategy in ("acs-fw", "bald", "acs-lcmd"):
+        batch = select(TABLE, posterior=posterior, budget=8, strategy=strategy, labelled=TABLE[:100])
+        assert len(set(batch.index.tolist())) == 8
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"where": "last"}])
+def test_estimators_learn(kind, options):
+    model, y = estimators(**{"epochs": 100} | options)[kind]
+    assert model.fit(TABLE[:200], y[:200]).score(TABLE[200:], y[200:]) > 0.7
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"where": "last"}, {"network": own_layers}])
+def test_estimators_saved_and_loaded(kind, options, tmp_path):
+    model, y = estimators(**options)[kind]
+    model.fit(TABLE, y).save(tmp_path)
+    again = type(model).load(tmp_path, network=model.network)
+    assert again.get_params() == model.get_params()
+    if kind:
+        np.testing.assert_array_equal(again.predict_proba(TABLE), model.predict_proba(TABLE))
+        np.testing.assert_array_equal(again.predict(TABLE), model.predict(TABLE))
+    else:
+        for loaded, fitted in zip(again.predict(TABLE, True), model.predict(TABLE, True), strict=True):
+            np.testing.assert_array_equal(loaded, fitted)
+
+
+SAME_ROUNDING = {
+    "check_methods_subset_invariance": "networks compute in float32, where a matrix product of other rows "
+    "rounds differently: predictions agree to 1e-6, not to 1e-7"
+}
+
+
+@parametrize_with_checks(
+    [kind(epochs=20, progress=False, num_predictive=20) for kind in (DropoutRegressor, DropoutClassifier)],
+    expected_failed_checks=lambda _: SAME_ROUNDING,
+    xfail_strict=False,
+)
+def test_scikit_learn(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("where", ["all", "last"])
+def test_several_sets_of_different_sizes_together(kind, where):
+    model, y = estimators(epochs=100, where=where)[kind]
+    many = model.fit_many([(TABLE[:90], y[:90]), (TABLE[90:200], y[90:200])], seeds=[3, 4])
+    assert all(one.score(TABLE[200:], y[200:]) > 0.7 for one in many)
+
+
+def test_where_dropout_layers_are():
+    def count(**options):
+        network = DropoutClassifier(**QUICK, **options).fit(TABLE[:50], NAMES[:50]).posterior_.network
+        return [layer.p for layer in network.modules() if isinstance(layer, nn.Dropout)]
+
+    assert count() == [0.1, 0.1]
+    assert count(where="last", dropout=0.2) == [0.2]
+    assert count(network=own_layers) == [0.3, 0.1]
+    assert count(network=own_layers, where="last") == [0.1]
+
+
+def test_the_same_seed_gives_the_same_network_and_leaves_the_global_one_alone():
+    state = torch.get_rng_state()
+    first, second = (DropoutRegressor(**QUICK).fit(TABLE, TARGETS).predict(TABLE) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_several_outputs():
+    y = np.stack([TARGETS, -TABLE[:, 0]], 1)
+    mean, deviation = DropoutRegressor(**QUICK).fit(TABLE, y).predict(TABLE, return_std=True)
+    assert mean.shape == deviation.shape == y.shape
+
+
+def test_estimator_errors():
+    for rate in (0.0, 1.0, -0.5):
+        with pytest.raises(InputError, match="expected a probability between 0 and 1"):
+            DropoutRegressor(**QUICK, dropout=rate).fit(TABLE, TARGETS)
+    with pytest.raises(InputError, match="num_predictive is 0"):
+        DropoutRegressor(**QUICK, num_predictive=0).fit(TABLE, TARGETS)
+    with pytest.raises(InputError, match="where is 'first'"):
+        DropoutRegressor(**QUICK, where="first").fit(TABLE, TARGETS)

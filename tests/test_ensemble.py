@@ -12,7 +12,8 @@ from torch.distributions import Independent, Normal
 
 from coresift import InputError, select
 from coresift.models.base import FiniteSamples
-from coresift.models.ensemble import EnsembleClassifier, EnsembleRegressor, GaussianLoss
+from coresift.models.ensemble import EnsembleClassifier, EnsembleRegressor
+from coresift.models.plain import GaussianLoss
 from coresift.networks import LabelledStack
 from coresift.testing import check_posterior
 

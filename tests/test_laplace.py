@@ -3,13 +3,20 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from coresift import InputError, select
 from coresift.models import BayesianLinearRegression, LinearPosterior
-from coresift.models.laplace import laplace_posterior
+from coresift.models.laplace import LaplaceClassifier, LaplaceRegressor, laplace_posterior
 from coresift.models.softmax import SoftmaxPosterior
 from coresift.testing import check_posterior
+
+RNG = np.random.default_rng(0)
+TABLE = RNG.uniform(-1, 1, (260, 3))
+TARGETS = 10 + 5 * (np.sin(3 * TABLE[:, 0]) * TABLE[:, 1] + TABLE[:, 2] + 0.2 * RNG.normal(size=260))
+NAMES = np.array(["low", "middle", "high"])[np.digitize(TARGETS, [8, 12])]
+QUICK = {"epochs": 10, "random_state": 0, "progress": False}
 
 N, CLASSES, WIDTH = 40, 3, 5
 
@@ -250,3 +257,99 @@ def test_errors():
 
     with pytest.raises(InputError, match="called 2 times"):
         laplace_posterior(Twice(), "last", X)
+
+
+def own_layers(inputs):
+    return nn.Sequential(nn.Linear(inputs, 12), nn.Tanh())
+
+
+def estimators(**options):
+    options = QUICK | options
+    return [(LaplaceRegressor(**options), TARGETS), (LaplaceClassifier(**options), NAMES)]
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_estimators_keep_the_contract_and_select(kind):
+    model, y = estimators()[kind]
+    posterior = model.fit(TABLE[:100], y[:100]).posterior_
+    check_posterior(posterior, torch.tensor(TABLE[:15]), tolerance=1e-5)
+    for strategy in ("acs-fw", "bald", "acs-lcmd"):
+        batch = select(TABLE, posterior=posterior, budget=8, strategy=strategy, labelled=TABLE[:100])
+        assert len(set(batch.index.tolist())) == 8
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"network": own_layers, "epochs": 300}])
+def test_estimators_learn(kind, options):
+    model, y = estimators(**{"epochs": 100} | options)[kind]
+    assert model.fit(TABLE[:200], y[:200]).score(TABLE[200:], y[200:]) > 0.7
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"network": own_layers}])
+def test_estimators_saved_and_loaded(kind, options, tmp_path):
+    model, y = estimators(**options)[kind]
+    model.fit(TABLE, y).save(tmp_path)
+    again = type(model).load(tmp_path, network=model.network)
+    assert again.get_params() == model.get_params()
+    if kind:
+        np.testing.assert_array_equal(again.predict_proba(TABLE), model.predict_proba(TABLE))
+        np.testing.assert_array_equal(again.predict(TABLE), model.predict(TABLE))
+    else:
+        for loaded, fitted in zip(again.predict(TABLE, True), model.predict(TABLE, True), strict=True):
+            np.testing.assert_array_equal(loaded, fitted)
+
+
+SAME_ROUNDING = {
+    "check_methods_subset_invariance": "networks compute in float32, where a matrix product of other rows "
+    "rounds differently: predictions agree to 1e-6, not to 1e-7"
+}
+
+
+@parametrize_with_checks(
+    [kind(epochs=20, progress=False) for kind in (LaplaceRegressor, LaplaceClassifier)],
+    expected_failed_checks=lambda _: SAME_ROUNDING,
+    xfail_strict=False,
+)
+def test_scikit_learn(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_several_sets_are_those_fitted_alone(kind):
+    model, y = estimators()[kind]
+    sets = [(TABLE[:90], y[:90]), (TABLE[90:150], y[90:150])]
+    for one, seed, (x, target) in zip(model.fit_many(sets, [3, 4]), (3, 4), sets, strict=True):
+        alone = estimators(random_state=seed)[kind][0].fit(x, target)
+        first, second = (each.posterior_.predictive(torch.tensor(TABLE)) for each in (one, alone))
+        if kind:
+            torch.testing.assert_close(first.probs, second.probs, rtol=1e-2, atol=1e-2)
+        else:
+            torch.testing.assert_close(first.mean, second.mean, rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(first.stddev, second.stddev, rtol=1e-2, atol=1e-3)
+
+
+def test_predictions_are_in_the_units_of_y():
+    options = QUICK | {"prior_precision": 0.5}
+    first = LaplaceRegressor(**options).fit(TABLE, TARGETS).predict(TABLE, return_std=True)
+    second = LaplaceRegressor(**options).fit(TABLE, 1e4 + 100 * TARGETS).predict(TABLE, return_std=True)
+    np.testing.assert_allclose(second[0], 1e4 + 100 * first[0], rtol=1e-4)
+    np.testing.assert_allclose(second[1], 100 * first[1], rtol=1e-3)
+
+
+def test_the_prior_holds_the_weights():
+    loose, tight = (
+        LaplaceRegressor(**QUICK, prior_precision=precision).fit(TABLE[:40], TARGETS[:40]).posterior_.head
+        for precision in (1e-2, 1e6)
+    )
+    torch.testing.assert_close(loose.mean, tight.mean)
+    assert tight.covariance.trace() < 1e-3 * loose.covariance.trace()
+
+
+def test_estimator_errors():
+    with pytest.raises(InputError, match="is for one output"):
+        LaplaceRegressor(**QUICK).fit(TABLE, TABLE)
+    with pytest.raises(InputError, match="y holds one class"):
+        LaplaceClassifier(**QUICK).fit(TABLE, np.zeros(260, int))
+    with pytest.raises(InputError, match="prior_precision is -1"):
+        LaplaceClassifier(**QUICK, prior_precision=-1).fit(TABLE, NAMES)

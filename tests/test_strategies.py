@@ -13,6 +13,7 @@ from coresift.models import (
     FunctionPosterior,
     GaussianSamples,
     ProbitPosterior,
+    SampledPredictions,
 )
 from coresift.pool import ArrayPool, as_pool
 from coresift.spaces import badge_space, likelihood_space, predictive_space, sampled_likelihood_space
@@ -192,6 +193,23 @@ def test_functions_of_a_chunk_and_a_sample(family):
         check_posterior(posterior, POOL)
     check(select(POOL, posterior=posterior, budget=7))
     check(select(POOL, posterior=posterior, budget=7, strategy="acs-lcmd", labelled=POOL[:4]))
+
+
+def test_a_function_that_returns_samples():
+    """Predictions computed chunk by chunk give the same batch as those computed beforehand."""
+    weights = normal(12, 3, 4, seed=2)
+    posterior = SampledPredictions(lambda x: torch.softmax(x @ weights.mT, -1), 12)
+    check_posterior(posterior, POOL)
+    for strategy in ("acs-fw", "bald", "acs-lcmd"):
+        beforehand = select(probs=torch.softmax(POOL @ weights.mT, -1), budget=7, strategy=strategy)
+        chunked = select(ArrayPool(POOL, 9), posterior=posterior, budget=7, strategy=strategy)
+        assert chunked.index.tolist() == beforehand.index.tolist()
+    gaussian = SampledPredictions(
+        lambda x: torch.stack([x @ weights[:, 0].mT, torch.ones(len(x), 12)], -1).transpose(0, 1),
+        12,
+        classes=False,
+    )
+    check_posterior(gaussian, POOL)
 
 
 def test_outcomes_are_drawn_where_no_formula_is_known():

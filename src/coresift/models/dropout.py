@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -14,11 +15,22 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from coresift.models.gaussian import check_positive
+from coresift.models.plain import (
+    KnownByNetworks,
+    Likelihood,
+    PlainClassifier,
+    PlainRegressor,
+    input_tensor,
+    seeded,
+)
 from coresift.models.samples import categorical, gaussian, mixture
 from coresift.types import InputError
 
 # Layers that drop whole channels; a plain Dropout drops single units.
 _CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_DROPOUT = (nn.Dropout, *_CHANNELS)
+# Units of the hidden layers of the estimators' own network.
+_WIDTH = 30
 # Numbers that a layer holds at a time, over all samples and a block of rows: what a cache holds is fastest.
 _WORKING_SET = 2**20
 
@@ -70,6 +82,8 @@ class DropoutPosterior:
             raise InputError("noise_variance goes with likelihood='gaussian', and each needs the other")
         if self.noise_variance is not None:
             check_positive(self.noise_variance, "noise_variance")
+        if self.num_predictive < 1:
+            raise InputError(f"num_predictive is {self.num_predictive}, expected at least 1")
 
     def sample(self, num: int, generator: torch.Generator) -> Tensor:
         """(J,) seeds, each of one set of masks: its masks are drawn when needed, and always the same."""
@@ -78,6 +92,11 @@ class DropoutPosterior:
     def conditional(self, x: Tensor, theta: Tensor) -> Distribution:
         outputs = self.outputs(x, theta)
         if self.likelihood == "classes":
+            if outputs.shape[-1] < 2:
+                raise InputError(
+                    "likelihood 'classes' needs an output for each class, the network has one; for a single "
+                    "logit pass a function, such as lambda outputs: Bernoulli(logits=outputs[..., 0])"
+                )
             return categorical(outputs)
         if self.noise_variance is not None:
             mean = outputs.reshape(*outputs.shape[:2], -1)
@@ -91,11 +110,11 @@ class DropoutPosterior:
     @torch.no_grad()
     def outputs(self, x: Tensor, theta: Tensor) -> Tensor:
         """(J, n, ...) the network's outputs with the masks of each seed."""
-        where = next(self.network.parameters())
+        where = input_tensor(self.network)
         x = x.to(where.device, where.dtype)
         layers = self._record(x[:1])
         masks = [_draw(layers, int(seed)) for seed in theta]
-        together = [torch.stack(each).to(where) for each in zip(*masks, strict=True)]
+        together = [torch.stack(each).to(where.device) for each in zip(*masks, strict=True)]
         widest = max(row.numel() for _, row in layers)
         size = max(_WORKING_SET // (len(theta) * widest), 1)
         return torch.cat([self._masked(rows, together) for rows in torch.split(x, size)], 1)
@@ -105,7 +124,7 @@ class DropoutPosterior:
 
         def one(*own: Tensor) -> Tensor:
             remaining = iter(own)
-            with self._hooked(lambda _, output: output * next(remaining)):
+            with self._hooked(lambda _, output: output * next(remaining).to(output)):
                 outputs: Tensor = self.network(x)
                 return outputs
 
@@ -150,11 +169,145 @@ class DropoutPosterior:
 
     @cached_property
     def _layers(self) -> list[nn.Module]:
-        return [layer for layer in self.network.modules() if isinstance(layer, (nn.Dropout, *_CHANNELS))]
+        return [layer for layer in self.network.modules() if isinstance(layer, _DROPOUT)]
 
     @cached_property
     def _seeds(self) -> Tensor:
         return self.sample(self.num_predictive, torch.Generator().manual_seed(0))
+
+
+class _Dropout(KnownByNetworks):
+    """What the estimators share: one network, with dropout before its head."""
+
+    posterior_: DropoutPosterior
+
+    def __init__(
+        self,
+        network: nn.Module | Callable[[int], nn.Module] | None = None,
+        *,
+        dropout: float = 0.1,
+        where: Literal["all", "last"] = "all",
+        num_predictive: int = 100,
+        epochs: int = 300,
+        learning_rate: float = 1e-2,
+        batch_size: int | None = None,
+        weight_decay: float = 1e-2,
+        random_state: int | None = None,
+        device: str = "cpu",
+        progress: bool = True,
+    ) -> None:
+        self.network = network
+        self.dropout = dropout
+        self.where = where
+        self.num_predictive = num_predictive
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.weight_decay = weight_decay
+        self.random_state = random_state
+        self.device = device
+        self.progress = progress
+
+    def _check_options(self) -> None:
+        super()._check_options()
+        self._check_option("num_predictive", Integral, 1)
+        if not 0 < self.dropout < 1:
+            raise InputError(f"dropout is {self.dropout}, expected a probability between 0 and 1")
+        if self.where not in ("all", "last"):
+            raise InputError(f"where is {self.where!r}, expected 'all' or 'last'")
+
+    def _fresh_network(self, inputs: int, generator: torch.Generator) -> nn.Module:
+        if self.network is None:
+            with seeded(generator):
+                extractor: nn.Module = _layers(inputs, self.dropout)
+        else:
+            extractor = super()._fresh_network(inputs, generator)
+        if self.where == "last":
+            _remove_dropout(extractor)
+        return nn.Sequential(extractor, nn.Dropout(self.dropout))
+
+    def _set_posterior(self, networks: Sequence[nn.Module], likelihood: Likelihood) -> None:
+        self.posterior_ = DropoutPosterior(networks[0], likelihood, num_predictive=self.num_predictive)
+
+    def _networks(self) -> Sequence[nn.Module]:
+        return [self.posterior_.network]
+
+
+class DropoutRegressor(PlainRegressor, _Dropout):
+    """Regression with Monte Carlo dropout: a network predicts a mean and a variance under each set of masks.
+
+    Trained by the Gaussian log density of mini-batches. The predictive is the Gaussian with the mean and
+    variance of the mixture over masks. Inputs and outputs are standardised inside; predictions and
+    ``posterior_`` are in the units of ``y``. Several fitted by ``fit_many`` see other masks in training than
+    each would alone.
+
+    Parameters
+    ----------
+    network : the layers below the last, linear one: ``None`` for two layers of 30 units, a module (used for
+        its layers; its weights are drawn anew), or a function from the number of columns or channels to a
+        module.
+    dropout : the probability with which a unit is dropped.
+    where : "all" for dropout after every hidden layer, "last" for only before the last layer. A network of
+        one's own gets one before the last layer; "all" keeps the dropout layers that it has, "last" takes
+        them out.
+    num_predictive : how many sets of masks a prediction averages over.
+    epochs, learning_rate, batch_size, weight_decay : see `Trainer`.
+    random_state : seed of weights, shuffling and masks.
+    device : where to train, "cpu" or "cuda".
+    progress : show a bar on a terminal once training has taken two seconds.
+
+    Attributes
+    ----------
+    posterior_ : for `coresift.select`, a `DropoutPosterior`.
+
+    >>> import numpy as np
+    >>> x = np.linspace(-1, 1, 40)[:, None]
+    >>> model = DropoutRegressor(epochs=20, random_state=0).fit(x, x[:, 0] ** 2)
+    >>> mean, deviation = model.predict(x, return_std=True)
+    >>> mean.shape, bool((deviation > 0).all())
+    ((40,), True)
+    """
+
+
+class DropoutClassifier(PlainClassifier, _Dropout):
+    """Classification with Monte Carlo dropout: class probabilities are averaged over masks.
+
+    Trained by the cross-entropy of mini-batches. Inputs are standardised inside.
+
+    Parameters
+    ----------
+    network, dropout, where, num_predictive, epochs, learning_rate, batch_size, weight_decay, random_state,
+        device, progress : as for `DropoutRegressor`.
+
+    Attributes
+    ----------
+    classes_ : (C,) the labels, in the order of ``predict_proba``'s columns; after ``fit_many``, those of all
+        sets.
+    posterior_ : for `coresift.select`, a `DropoutPosterior`.
+
+    >>> import numpy as np
+    >>> x = np.linspace(-1, 1, 40)[:, None]
+    >>> model = DropoutClassifier(epochs=20, random_state=0).fit(x, np.where(x[:, 0] > 0, "+", "-"))
+    >>> model.predict(x[[0, -1]]).tolist()
+    ['-', '+']
+    """
+
+
+def _layers(inputs: int, rate: float) -> nn.Sequential:
+    """Two hidden layers, with dropout between them.
+
+    Without batch norm, whose statistics would see padding where sets of several sizes are fitted together.
+    """
+    return nn.Sequential(
+        nn.Linear(inputs, _WIDTH), nn.ReLU(), nn.Dropout(rate), nn.Linear(_WIDTH, _WIDTH), nn.ReLU()
+    )
+
+
+def _remove_dropout(network: nn.Module) -> None:
+    for parent in list(network.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, _DROPOUT):
+                setattr(parent, name, nn.Identity())
 
 
 def _draw(layers: list[tuple[nn.Module, torch.Size]], seed: int) -> list[Tensor]:

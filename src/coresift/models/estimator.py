@@ -6,12 +6,14 @@ import copy
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
@@ -39,18 +41,28 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on rows ``X`` and targets ``y``."""
+        self.__dict__.pop("posterior_", None)  # should this fit fail, the last one is not taken for it
+        self._check_options()
         self._fit_together([self], [self._validated(X, y)])
         return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "posterior_")
 
     def fit_many(self, sets: Sequence[tuple[Any, Any]], seeds: Sequence[int]) -> list[Self]:
         """Train one copy on each labelled set (X, y), with its own seed, all as one computation.
 
-        Each ends as if it were fitted alone with that ``random_state``; the sets may differ in size.
+        Each ends as if it were fitted alone with that ``random_state``, but for layers that draw noise of
+        their own, such as dropout; the sets may differ in size.
         """
-        if len(sets) != len(seeds):
+        if len(sets) != len(seeds) or len(sets) == 0:
             raise InputError(f"{len(sets)} labelled sets and {len(seeds)} seeds do not go together")
+        self._check_options()
         copies = [clone(self).set_params(random_state=seed) for seed in seeds]
         checked = [one._validated(X, y) for one, (X, y) in zip(copies, sets, strict=True)]
+        shapes = sorted({(tuple(x.shape[1:]), tuple(y.shape[1:])) for x, y in checked})
+        if len(shapes) > 1:
+            raise InputError(f"the labelled sets hold rows and targets of several shapes: {shapes}")
         self._fit_together(copies, checked)
         return copies
 
@@ -60,12 +72,14 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
             self,
             X,
             y,
-            dtype=np.float32,
+            dtype=np.float64,  # until it is standardised: float32 would round a large offset away
             ensure_2d=self._tabular,
-            allow_nd=True,
+            allow_nd=not self._tabular,
             ensure_min_samples=2,
             **checks,
         )
+        if rows.ndim < 2:
+            raise InputError(f"X has shape {rows.shape}, expected rows of columns or of channels")
         self.n_features_in_ = rows.shape[1]  # columns or channels
         return torch.as_tensor(np.array(rows)), self._learn_targets(targets)
 
@@ -89,7 +103,9 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
     def _rows(self, X: Any) -> Tensor:
         """Rows to predict for, checked against those that were fitted."""
         check_is_fitted(self)
-        rows = validate_data(self, X, reset=False, dtype=np.float32, ensure_2d=self._tabular, allow_nd=True)
+        rows = validate_data(
+            self, X, reset=False, dtype=np.float64, ensure_2d=self._tabular, allow_nd=not self._tabular
+        )
         if rows.ndim < 2 or rows.shape[1] != self.n_features_in_:
             raise InputError(
                 f"X has shape {rows.shape}, but was fitted with (any, {self.n_features_in_}, ...)"
@@ -102,10 +118,25 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         return self.network is None
 
     def _generator(self) -> torch.Generator:
-        seed = self.random_state
-        if seed is None:
-            seed = int(np.random.randint(2**31))  # noqa: NPY002  scikit-learn's meaning of None
-        return torch.Generator().manual_seed(int(seed))
+        return torch.Generator().manual_seed(int(check_random_state(self.random_state).randint(2**31)))
+
+    def _check_options(self) -> None:
+        """Raise where an option makes no sense; subclasses add their own."""
+        self._check_option("epochs", Integral, 0)
+        self._check_option("learning_rate", Real, 0)
+        self._check_option("weight_decay", Real, 0)
+        if self.batch_size is not None:
+            self._check_option("batch_size", Integral, 1)
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError):
+            raise InputError(f"device is {self.device!r}, which is not to be had here; try 'cpu'") from None
+
+    def _check_option(self, name: str, kind: Any, least: float) -> None:
+        value: Any = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, kind) or not value >= least:
+            wanted = "a whole number" if kind is Integral else "a number"
+            raise InputError(f"{name} is {value!r}, expected {wanted} of at least {least}")
 
     def _trainer(self) -> Trainer:
         return Trainer(
@@ -123,13 +154,22 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
             torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
             if self.network is None:
                 return MLP(inputs)
+            # A copy in any case: a function may return the same module each time.
             if not isinstance(self.network, nn.Module):
-                return self.network(inputs)
+                return copy.deepcopy(self.network(inputs))
             network = copy.deepcopy(self.network)
-            for layer in network.modules():
+            for name, layer in network.named_modules():
+                own = list(layer.parameters(recurse=False))
+                if own and not any(value.requires_grad for value in own):
+                    continue  # frozen: what it has learned elsewhere is kept
                 reset: Any = getattr(layer, "reset_parameters", None)
                 if reset is not None:
                     reset()
+                elif own:
+                    raise InputError(
+                        f"layer {name!r} of the network, a {type(layer).__name__}, does not say how to draw "
+                        "its weights anew; pass a function that makes the network instead"
+                    )
             return network
 
     def _num_features(self, extractor: nn.Module, x: Tensor) -> int:
@@ -153,35 +193,49 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         tensors, facts = self._fitted_state()
-        save_file(
-            {name: value.contiguous().cpu() for name, value in tensors.items()}, path / "weights.safetensors"
-        )
         options = {name: value for name, value in self.get_params(deep=False).items() if name != "network"}
         described = {
             "class": type(self).__name__,
             "options": options,
             "own_network": self.network is not None,
             "n_features_in": self.n_features_in_,
+            "feature_names_in": list(getattr(self, "feature_names_in_", [])),
             "targets": self._described_targets(),
             "facts": facts,
         }
-        (path / "model.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        # Written down first, so that weights are not left beside the description of others.
+        text = json.dumps(described, indent=2, default=lambda value: value.item()) + "\n"
+        save_file(
+            {name: value.contiguous().cpu() for name, value in tensors.items()}, path / "weights.safetensors"
+        )
+        (path / "model.json").write_text(text, encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: str | Path, network: Any = None) -> Self:
-        """Read an estimator back; one with a network of its own needs that network again, for its layers."""
+    def load(cls, folder: str | Path, network: Any = None, device: str | None = None) -> Self:
+        """Read an estimator back; one with a network of its own needs that network again, for its layers.
+
+        ``device`` is where it is to live, by default where it was fitted.
+        """
         from safetensors.torch import load_file
 
         path = Path(folder)
+        if not (path / "model.json").is_file():
+            raise InputError(f"{path} holds no saved model: it has no model.json")
         described = json.loads((path / "model.json").read_text(encoding="utf-8"))
         if described["class"] != cls.__name__:
             raise InputError(f"{path} holds a {described['class']}, not a {cls.__name__}")
         if described["own_network"] and network is None:
             raise InputError(f"the model in {path} was fitted with its own network; pass network=")
         estimator = cls(network=network, **described["options"])
+        if device is not None:
+            estimator.set_params(device=device)
+        estimator._check_options()
         estimator.n_features_in_ = described["n_features_in"]
+        if described["feature_names_in"]:
+            estimator.feature_names_in_ = np.array(described["feature_names_in"], dtype=object)
         estimator._restore_targets(described["targets"])
-        estimator._restore(load_file(path / "weights.safetensors"), described["facts"])
+        tensors = load_file(path / "weights.safetensors", device=estimator.device)
+        estimator._restore(tensors, described["facts"])
         return estimator
 
     @abstractmethod
@@ -217,7 +271,7 @@ class NetworkRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[misc]
     def _learn_targets(self, targets: Any) -> Tensor:
         """(n, O)"""
         self._target_shape = np.shape(targets)[1:]
-        return torch.as_tensor(np.array(targets, dtype=np.float32)).view(len(targets), -1)
+        return torch.as_tensor(np.array(targets, dtype=np.float64)).view(len(targets), -1)
 
     def _described_targets(self) -> list[int]:
         return list(self._target_shape)

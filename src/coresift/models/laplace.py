@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -11,11 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from coresift.checks import check_finite, check_shape
+from coresift.models.estimator import NetworkEstimator
 from coresift.models.gaussian import check_positive
 from coresift.models.linear import LinearPosterior
 from coresift.models.network import NetworkPosterior
+from coresift.models.plain import (
+    LEAST_VARIANCE,
+    GaussianOutputs,
+    Likelihood,
+    PlainClassifier,
+    PlainNetworks,
+    PlainRegressor,
+    input_tensor,
+)
 from coresift.models.softmax import SoftmaxPosterior
+from coresift.networks import LabelledStack, Objective
 from coresift.networks.layers import AppendOne
+from coresift.networks.trainer import Rows, take_rows
 from coresift.pool import PoolLike, as_pool, read
 from coresift.types import InputError
 
@@ -24,6 +37,8 @@ _MOST_WEIGHTS = 2**14
 # Of a logit, under the default prior: wide enough for every probability from doubt to certainty. A flat prior
 # would not do: where a trained softmax is certain its curvature vanishes, and little else holds the weights.
 _PRIOR_VARIANCE = 10.0
+# Where the estimators' networks, with the standardised inputs in front, have their last layer.
+_HEAD = "1.head"
 # Rows run through the network at a time.
 _BLOCK = 1024
 
@@ -75,7 +90,7 @@ def laplace_posterior(
     copied = copy.deepcopy(network).eval()
     layer = _find_linear(copied, last_layer)
     extractor: nn.Module = _Features(copied, layer)
-    weights = layer.weight.detach().double()
+    weights, where = layer.weight.detach().double(), input_tensor(copied)
     if layer.bias is not None:
         extractor = nn.Sequential(extractor, AppendOne())
         weights = torch.cat([weights, layer.bias.detach().double()[:, None]], 1)  # (C, D), the bias last
@@ -90,7 +105,7 @@ def laplace_posterior(
     def blocks() -> Iterator[tuple[Tensor, Tensor | None]]:
         """Features (n, D) in float64, and labels."""
         for block in read(rows, _BLOCK):
-            seen = block.x.to(layer.weight)
+            seen = block.x.to(where)
             features = extractor(seen).double()
             check_shape(
                 features, (len(block), weights.shape[1]), f"the input of layer {last_layer!r}, as rows,"
@@ -103,6 +118,192 @@ def laplace_posterior(
         if task == "classification":
             return NetworkPosterior(extractor, _softmax_layer(blocks(), weights, prior_precision))
         return NetworkPosterior(extractor, _linear_layer(blocks(), weights, prior_precision, noise_variance))
+
+
+class _Laplace(PlainNetworks):
+    """What the estimators share: a network, trained plainly, and then Laplace's approximation on its head."""
+
+    posterior_: NetworkPosterior
+
+    def __init__(
+        self,
+        network: nn.Module | Callable[[int], nn.Module] | None = None,
+        *,
+        prior_precision: float | None = None,
+        epochs: int = 300,
+        learning_rate: float = 1e-2,
+        batch_size: int | None = None,
+        weight_decay: float = 1e-2,
+        random_state: int | None = None,
+        device: str = "cpu",
+        progress: bool = True,
+    ) -> None:
+        self.network = network
+        self.prior_precision = prior_precision
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.weight_decay = weight_decay
+        self.random_state = random_state
+        self.device = device
+        self.progress = progress
+
+    def _check_options(self) -> None:
+        super()._check_options()
+        if self.prior_precision is not None:
+            check_positive(self.prior_precision, "prior_precision")
+
+    def _networks(self) -> Sequence[nn.Module]:
+        features: Any = self.posterior_.network
+        return [features[0].network]  # below the constant, what the head sees; in there, all of the network
+
+    def _set_head(self, network: nn.Module, head: LinearPosterior | SoftmaxPosterior) -> None:
+        features = nn.Sequential(_Features(network, _find_linear(network, _HEAD)), AppendOne())
+        self.posterior_ = NetworkPosterior(features.eval(), head)
+
+
+class LaplaceRegressor(PlainRegressor, _Laplace):
+    """Regression with a network trained by squared error, and Laplace's approximation on its last layer.
+
+    The noise is the mean squared residual of the labelled points. Where the network fits these too well, it
+    is too small; a larger ``weight_decay`` or fewer ``epochs`` help, and `NeuralLinearRegressor` is
+    calibrated. Inputs and outputs are standardised inside; predictions and ``posterior_`` are in the units
+    of ``y``, of which there is one for each row.
+
+    Parameters
+    ----------
+    network : the layers below the last, linear one: ``None`` for two layers of 30 units with batch norm, a
+        module (used for its layers; its weights are drawn anew), or a function from the number of columns or
+        channels to a module.
+    prior_precision : of the last layer's weights, for standardised targets; see `laplace_posterior`.
+    epochs, learning_rate, batch_size, weight_decay : see `Trainer`.
+    random_state : seed of weights and shuffling.
+    device : where to train, "cpu" or "cuda".
+    progress : show a bar on a terminal once training has taken two seconds.
+
+    Attributes
+    ----------
+    posterior_ : for `coresift.select`, which uses closed forms.
+
+    >>> x = np.linspace(-1, 1, 40)[:, None]
+    >>> model = LaplaceRegressor(epochs=20, random_state=0).fit(x, x[:, 0] ** 2)
+    >>> mean, deviation = model.predict(x, return_std=True)
+    >>> mean.shape, bool((deviation > 0).all())
+    ((40,), True)
+    """
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = False
+        return tags
+
+    def _validated(self, X: Any, y: Any, **checks: Any) -> tuple[Tensor, Tensor]:
+        shape = np.asarray(y).shape
+        if len(shape) > 1 and shape[1] > 1:
+            raise InputError(
+                f"y has shape {shape}, but LaplaceRegressor is for one output; fit one for each, or "
+                "use NeuralLinearRegressor"
+            )
+        return NetworkEstimator._validated(self, X, y, y_numeric=True, **checks)
+
+    def _num_outputs(self) -> int:
+        return 1
+
+    @property
+    def _objective(self) -> Objective:
+        return SquaredError()
+
+    def _learn_posterior(
+        self, networks: Sequence[nn.Module], likelihood: Likelihood, x: Tensor, y: Tensor
+    ) -> None:
+        network = networks[0]
+        assert isinstance(likelihood, GaussianOutputs)
+        with torch.no_grad():
+            y = y.to(self.device)
+            noise = float((network(x.to(self.device)) - y).square().mean())
+        head = laplace_posterior(
+            network,
+            _HEAD,
+            x,
+            y,
+            task="regression",
+            prior_precision=self.prior_precision,
+            noise_variance=max(noise, LEAST_VARIANCE),
+        ).head
+        assert isinstance(head, LinearPosterior)
+        deviation = float(likelihood.deviation)
+        mean = head.mean * deviation
+        mean[-1] += float(likelihood.mean)  # the constant's weight
+        scaled = LinearPosterior(mean, head.covariance * deviation**2, head.noise_variance * deviation**2)
+        self._set_head(network, scaled)
+
+    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, _ = PlainNetworks._fitted_state(self)
+        head: Any = self.posterior_.head
+        tensors |= {"posterior.mean": head.mean, "posterior.covariance": head.covariance}
+        return tensors, {"noise_variance": head.noise_variance}
+
+    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        mean, covariance = tensors["posterior.mean"], tensors["posterior.covariance"]
+        head = LinearPosterior(mean, covariance, facts["noise_variance"])
+        self._set_head(self._restored_networks(tensors)[0], head)
+
+
+class LaplaceClassifier(PlainClassifier, _Laplace):
+    """Classification with a network trained by cross-entropy, and Laplace's approximation on its last layer.
+
+    Inputs are standardised inside.
+
+    Parameters
+    ----------
+    network, epochs, learning_rate, batch_size, weight_decay, random_state, device, progress : as for
+        `LaplaceRegressor`.
+    prior_precision : of the last layer's weights; see `laplace_posterior`.
+
+    Attributes
+    ----------
+    classes_ : (C,) the labels, in the order of ``predict_proba``'s columns; after ``fit_many``, those of all
+        sets.
+    posterior_ : for `coresift.select`.
+
+    >>> x = np.linspace(-1, 1, 40)[:, None]
+    >>> model = LaplaceClassifier(epochs=20, random_state=0).fit(x, np.where(x[:, 0] > 0, "+", "-"))
+    >>> model.predict(x[[0, -1]]).tolist()
+    ['-', '+']
+    """
+
+    def _num_outputs(self) -> int:
+        if len(self.classes_) < 2:
+            raise InputError(f"y holds one class, {self.classes_[0]!r}, expected at least two")
+        return len(self.classes_)
+
+    def _learn_posterior(
+        self, networks: Sequence[nn.Module], likelihood: Likelihood, x: Tensor, y: Tensor
+    ) -> None:
+        head = laplace_posterior(networks[0], _HEAD, x, y, prior_precision=self.prior_precision).head
+        assert isinstance(head, SoftmaxPosterior)
+        self._set_head(networks[0], head)
+
+    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, facts = super()._fitted_state()
+        head: Any = self.posterior_.head
+        tensors |= {f"posterior.{name}": getattr(head, name) for name in ("mean", "deviation", "factor")}
+        return tensors, facts
+
+    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        mean, deviation, factor = (tensors[f"posterior.{name}"] for name in ("mean", "deviation", "factor"))
+        self._set_head(self._restored_networks(tensors)[0], SoftmaxPosterior(mean, deviation, factor))
+
+
+@dataclass(frozen=True)
+class SquaredError:
+    """Half the mean squared error of a mini-batch."""
+
+    whole = False
+
+    def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, share: Tensor) -> Tensor:
+        gap = take_rows(data.y, index) - outputs
+        return 0.5 * (gap.square().sum(2) * share).sum(1)
 
 
 def _softmax_layer(

@@ -30,7 +30,8 @@ class NetworkPosterior:
         return self.head.sample(num, generator)
 
     def features(self, x: Tensor) -> Tensor:
-        where = next(self.network.parameters())
+        # The precision of the network's first tensor: a `Standardise` in front wants more than the layers.
+        where = next(value for value in self.network.state_dict().values() if value.is_floating_point())
         with torch.no_grad():
             # A wide network on many images at once would need more memory than the images themselves.
             rows = (x[start : start + 1024] for start in range(0, len(x), 1024))

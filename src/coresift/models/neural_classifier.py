@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -91,6 +92,12 @@ class NeuralLinearClassifier(NetworkClassifier):
         self.precision = precision
         self.progress = progress
 
+    def _check_options(self) -> None:
+        super()._check_options()
+        self._check_option("num_predictive", Integral, 1)
+        if self.precision not in ("float32", "bfloat16"):
+            raise InputError(f"precision is {self.precision!r}, expected 'float32' or 'bfloat16'")
+
     @staticmethod
     def _fit_together(
         members: Sequence[NeuralLinearClassifier], sets: Sequence[tuple[Tensor, Tensor]]
@@ -121,8 +128,12 @@ class NeuralLinearClassifier(NetworkClassifier):
         return VariationalNetwork(extractor, head, self.precision)
 
     def _rank(self, size: int) -> int:
-        if isinstance(self.covariance, int) and self.covariance >= 0:
-            return self.covariance
+        if (
+            isinstance(self.covariance, Integral)
+            and not isinstance(self.covariance, bool)
+            and self.covariance >= 0
+        ):
+            return int(self.covariance)
         if self.covariance in ("diagonal", "full"):
             return size if self.covariance == "full" else 0
         raise InputError(

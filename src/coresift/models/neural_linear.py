@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal, StudentT
 
 from coresift.models.estimator import NetworkRegressor
+from coresift.models.gaussian import check_positive
 from coresift.models.linear import BayesianLinearRegression, NormalInverseGammaPosterior
 from coresift.models.network import NetworkPosterior
 from coresift.networks import LabelledStack, Stack
@@ -25,7 +27,8 @@ class NeuralLinearRegressor(NetworkRegressor):
 
     The network is trained by the predictive log density of mini-batches, given the last layer's posterior on
     the whole labelled set (paper, section 6). Inputs and outputs are standardised inside; predictions and
-    ``posterior_`` are in the units of ``y``. The defaults are the paper's for small tables.
+    ``posterior_`` are in the units of ``y``. The defaults are the paper's for small tables, but for the
+    calibration, which it does not have.
 
     Parameters
     ----------
@@ -43,7 +46,7 @@ class NeuralLinearRegressor(NetworkRegressor):
 
     Attributes
     ----------
-    posterior_ : for `coresift.select`; one output gives closed-form spaces, several give sampled ones.
+    posterior_ : for `coresift.select`, which uses closed forms for one output and samples for several.
 
     >>> import numpy as np
     >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -84,6 +87,12 @@ class NeuralLinearRegressor(NetworkRegressor):
         self.device = device
         self.progress = progress
 
+    def _check_options(self) -> None:
+        super()._check_options()
+        for name in ("prior_variance", "noise_shape", "noise_rate"):
+            check_positive(getattr(self, name), name)
+        self._check_option("calibration_folds", Integral, 0)
+
     @staticmethod
     def _fit_together(
         members: Sequence[NeuralLinearRegressor], sets: Sequence[tuple[Tensor, Tensor]]
@@ -106,6 +115,8 @@ class NeuralLinearRegressor(NetworkRegressor):
             self._fresh_network(x.shape[1], generator)
             for (x, _), generator in zip(sets, generators, strict=True)
         ]
+        for network, (x, _) in zip(networks, data, strict=True):
+            self._num_features(network, x)  # raises where there are none
         stack = Stack(networks, self.device)
         objective = ExactLastLayer(self.prior_variance, self.noise_shape, self.noise_rate)
         self._trainer().train(stack, objective, LabelledStack.of(data), generators)
@@ -189,7 +200,7 @@ class NeuralLinearRegressor(NetworkRegressor):
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         scale = Standardise(tensors["network.0.mean"], tensors["network.0.deviation"])
         extractor = self._fresh_network(self.n_features_in_, torch.Generator())
-        network = nn.Sequential(scale, extractor, AppendOne())
+        network = nn.Sequential(scale, extractor, AppendOne()).to(self.device)
         prefix = "network."
         network.load_state_dict(
             {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -81,6 +81,41 @@ class GaussianSamples:
 
 
 @dataclass(frozen=True)
+class SampledPredictions:
+    """A function of a chunk that returns what K posterior samples predict, all at once.
+
+    Parameters
+    ----------
+    function : x (n, ...) -> class probabilities (K, n, C), or means and variances (K, n, 2) without classes.
+        The k-th sample must be the same for every chunk: the same ensemble member, the same dropout mask.
+    num_samples : K.
+    classes : whether the function returns class probabilities.
+
+    >>> votes = SampledPredictions(lambda x: torch.softmax(x * torch.ones(4, 1, 1), -1), num_samples=4)
+    >>> votes.predictive(torch.zeros(1, 2)).probs
+    tensor([[0.5000, 0.5000]], dtype=torch.float64)
+    """
+
+    function: Callable[[Tensor], Tensor]
+    num_samples: int
+    classes: bool = True
+
+    @property
+    def _table(self) -> ClassSamples | GaussianSamples:
+        return (ClassSamples if self.classes else GaussianSamples)(self.num_samples)
+
+    def sample(self, num: int, generator: torch.Generator) -> Tensor:
+        """Positions of up to ``num`` of the K samples, without repetition."""
+        return self._table.sample(num, generator)
+
+    def conditional(self, x: Tensor, theta: Tensor) -> Distribution:
+        return self._table.conditional(self.function(x).transpose(0, 1), theta)
+
+    def predictive(self, x: Tensor) -> Distribution:
+        return self._table.predictive(self.function(x).transpose(0, 1))
+
+
+@dataclass(frozen=True)
 class FunctionPosterior:
     """A function of a chunk and of one posterior sample that returns a torch Distribution.
 

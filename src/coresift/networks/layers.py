@@ -7,15 +7,18 @@ from torch import Tensor, nn
 
 
 class Standardise(nn.Module):
-    """(x - mean) / deviation, with both fixed."""
+    """(x - mean) / deviation, with both fixed: float64 in, float32 out.
+
+    A large offset, such as a date's, is taken out before it can cost precision.
+    """
 
     mean: Tensor
     deviation: Tensor
 
     def __init__(self, mean: Tensor, deviation: Tensor) -> None:
         super().__init__()
-        self.register_buffer("mean", mean)
-        self.register_buffer("deviation", deviation)
+        self.register_buffer("mean", mean.double())
+        self.register_buffer("deviation", deviation.double())
 
     @classmethod
     def of(cls, x: Tensor) -> Standardise:
@@ -23,13 +26,14 @@ class Standardise(nn.Module):
 
         A constant column stays as it is.
         """
-        values = x.movedim(1, -1).flatten(0, -2)  # (..., channels)
+        values = x.movedim(1, -1).flatten(0, -2).double()  # (..., channels)
         deviation = values.std(0, correction=0)
+        varies = deviation > 1e-12 * values.abs().amax(0)  # beyond rounding
         shape = (-1, *[1] * (x.ndim - 2))
-        return cls(values.mean(0).view(shape), torch.where(deviation > 0, deviation, 1.0).view(shape))
+        return cls(values.mean(0).view(shape), torch.where(varies, deviation, 1.0).view(shape))
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x - self.mean) / self.deviation
+        return ((x - self.mean) / self.deviation).float()
 
 
 class AppendOne(nn.Module):

@@ -17,7 +17,7 @@ class Stack:
     """The parameters of S networks side by side, and their joint forward pass.
 
     A network that brings a method ``stacked`` (see `MLP`) is computed by it; any other `nn.Module` through
-    `torch.vmap`.
+    `torch.vmap`, or one by one where it has batch norm and sets differ in size.
 
     Parameters
     ----------
@@ -39,7 +39,10 @@ class Stack:
         self.template = copy.deepcopy(networks[0]).to(device=device, dtype=dtype)
         self._stacked: Any = getattr(self.template, "stacked", None)
         named = [dict(network.named_parameters()) for network in networks]
-        rows = [torch.cat([value.detach().flatten() for value in values.values()]) for values in named]
+        none = torch.zeros(0)
+        rows = [
+            torch.cat([none, *(value.detach().flatten() for value in values.values())]) for values in named
+        ]
         if len({len(row) for row in rows}) > 1:
             raise InputError("the networks of a stack must have the same layers")
         self.flat = torch.stack(rows).to(device=device, dtype=dtype)
@@ -61,13 +64,24 @@ class Stack:
     def __len__(self) -> int:
         return len(self.flat)
 
+    def trained(self) -> Tensor | None:
+        """(P,) zero for entries of frozen parameters, one for the others; ``None`` where none is frozen."""
+        kept = dict(self.template.named_parameters())
+        if all(value.requires_grad for value in kept.values()):
+            return None
+        parts = [
+            torch.full((value[0].numel(),), float(kept[name].requires_grad), dtype=self.flat.dtype)
+            for name, value in self.parameters.items()
+        ]
+        return torch.cat(parts).to(self.flat.device)
+
     def decayed(self) -> Tensor:
         """(P,) one for entries of weight matrices and filters, zero for biases and the gains of norms."""
         parts = [
             torch.full((value[0].numel(),), float(value.ndim > 2), dtype=self.flat.dtype)
             for value in self.parameters.values()
         ]
-        return torch.cat(parts).to(self.flat.device)
+        return torch.cat([torch.zeros(0, dtype=self.flat.dtype), *parts]).to(self.flat.device)
 
     def settle(self, x: Tensor, rows: Tensor | None = None) -> None:
         """Fix batch norm's statistics for evaluation to those of the labelled set, where the network can."""
@@ -82,18 +96,23 @@ class Stack:
         if self._stacked is not None:
             outputs: Tensor = self._stacked(state, x, rows)
             return outputs
-        norm = nn.modules.batchnorm._BatchNorm
-        if rows is not None and any(isinstance(layer, norm) for layer in self.template.modules()):
-            raise InputError(
-                "networks with batch norm cannot be trained together on labelled sets of different sizes, "
-                "since padding would enter their statistics; train them one by one, or give the network a "
-                "method 'stacked' (see coresift.networks.MLP)"
-            )
 
         def call(state: dict[str, Tensor], x: Tensor) -> Tensor:
             outputs: Tensor = functional_call(self.template, state, (x,))
             return outputs
 
+        norm = nn.modules.batchnorm._BatchNorm
+        if rows is not None and any(isinstance(layer, norm) for layer in self.template.modules()):
+            # Padding would enter the statistics of batch norm: each network sees its real rows alone.
+            each = []
+            for position, count in enumerate((rows > 0).sum(1).tolist()):
+                self.template.train(count > 1)  # a lone row has no variance, so it is seen as in evaluation
+                one = {name: value[position] for name, value in state.items()}
+                each.append(call(one, x[position, : max(count, 1)]))
+            # Ones, since a feature of zero can have no gradient, and that would be multiplied by no share.
+            return nn.utils.rnn.pad_sequence([*each, x.new_ones(x.shape[1], *each[0].shape[1:])], True, 1.0)[
+                :-1
+            ]
         if len(self) == 1:
             return call({name: value[0] for name, value in state.items()}, x[0]).unsqueeze(0)
         together: Tensor = torch.vmap(call, randomness="different")(state, x)

@@ -119,10 +119,30 @@ class Trainer:
                 f"{len(stack)} networks, {len(data.sizes)} labelled sets and {len(generators)} generators "
                 "do not go together"
             )
-        data = data.to(stack.flat.device, stack.flat.dtype)
+        device = stack.flat.device
+        # Layers that draw noise, such as dropout, take it from torch's global generators: seed those for the
+        # time being. One draw from each of ours, so that a network's own order does not depend on the others.
+        seeds = [int(torch.randint(2**62, (), generator=generator)) for generator in generators]
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.default_generator.manual_seed(seeds[0])
+            if device.type == "cuda":
+                torch.cuda.manual_seed(seeds[0])
+            try:
+                self._train(stack, objective, data.to(device, stack.flat.dtype), generators)
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+                raise InputError(
+                    "training broke down: the last layer could not be solved in float32; try a smaller "
+                    "prior_variance or learning_rate, and check for targets of extreme size"
+                ) from None
+
+    def _train(
+        self, stack: Stack, objective: Objective, data: LabelledStack, generators: Sequence[torch.Generator]
+    ) -> None:
         rows, plan = data.rows, _Plan(data, [self._batch_size(size) for size in data.sizes.tolist()])
-        adam, decay = _Adam(stack.flat), stack.decayed() * self.weight_decay
+        adam, decay, trained = _Adam(stack.flat), stack.decayed() * self.weight_decay, stack.trained()
         parameters = list(stack.parameters.values())
+        if not parameters:
+            return
         with progress_bar("training", self.epochs) as advance:
             for epoch in range(self.epochs):
                 rate, shuffled = self._rate(epoch), data.shuffled(generators)
@@ -134,7 +154,8 @@ class Trainer:
                     losses = objective(outputs, shuffled, index, share)
                     gradients = torch.autograd.grad(losses.sum(), parameters)
                     gradient = torch.cat([part.flatten(1) for part in gradients], 1)
-                    adam.step(torch.addcmul(gradient, stack.flat, decay), rate, active)
+                    gradient = torch.addcmul(gradient, stack.flat, decay)
+                    adam.step(gradient if trained is None else gradient * trained, rate, active)
                 if self.progress:
                     advance(1)
         stack.settle(data.x, rows)

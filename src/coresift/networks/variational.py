@@ -145,14 +145,9 @@ class VariationalNetwork(nn.Module):
 
     @property
     def stacked(self) -> Callable[..., Tensor]:
-        """How S of these are computed: as the extractor does it, or one by one with batch norm.
-
-        There is none for other networks, which `Stack` computes at once by itself.
-        """
+        """How S of these are computed, where the extractor has a way of its own."""
         if hasattr(self.extractor, "stacked"):
             return self._stacked_extractor
-        if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in self.extractor.modules()):
-            return self._one_by_one
         raise AttributeError("this network has no way of its own to be stacked")
 
     def _stacked_extractor(
@@ -163,24 +158,6 @@ class VariationalNetwork(nn.Module):
         if rows is None and x.shape[1] == 1:  # torch's own batch norm refuses a lone row
             rows = x.new_ones(x.shape[:2])
         outputs: Tensor = self.constant(extractor.stacked(own, x, rows, settle=settle))
-        return outputs
-
-    def _one_by_one(
-        self, state: dict[str, Tensor], x: Tensor, rows: Tensor | None, settle: bool = False
-    ) -> Tensor:
-        """Padding would enter the statistics of batch norm: each network sees its real rows alone."""
-        if settle:  # the running statistics serve
-            return x
-        length = x.shape[1]
-        counts = [length] * len(x) if rows is None else (rows > 0).sum(1).tolist()
-        # Padding counts for nothing, yet at features of zero the logits' deviation would have no gradient.
-        outputs = x.new_ones(len(x), length, self.head.features)
-        for position, count in enumerate(counts):
-            if count:
-                # A lone row has no variance, so it is seen as in evaluation.
-                self.train(count > 1)
-                one = {name: value[position] for name, value in state.items()}
-                outputs[position, :count] = functional_call(self, one, (x[position, :count],))
         return outputs
 
 
