@@ -52,7 +52,7 @@ class MLP(nn.Module):
                 state[f"norm.{layer}.running_mean"].copy_(mean.squeeze(2))
                 state[f"norm.{layer}.running_var"].copy_(variance.squeeze(2))
             gain, shift = state[f"norm.{layer}.weight"], state[f"norm.{layer}.bias"]
-            columns = torch.relu(_batch_norm(columns, rows, gain, shift))
+            columns = torch.relu_(_batch_norm(columns, rows, gain, shift))
         return columns.mT
 
 

@@ -46,8 +46,10 @@ class LabelledStack:
         orders = [
             torch.randperm(n, generator=g) for n, g in zip(self.sizes.tolist(), generators, strict=True)
         ]
-        padding = torch.arange(self.x.shape[1])
-        order = torch.stack([torch.cat([one, padding[len(one) :]]) for one in orders]).to(self.x.device)
+        if self.rows is not None:
+            padding = torch.arange(self.x.shape[1])
+            orders = [torch.cat([one, padding[len(one) :]]) for one in orders]
+        order = torch.stack(orders).to(self.x.device)
         return LabelledStack(take_rows(self.x, order), take_rows(self.y, order), self.sizes)
 
     @cached_property
@@ -139,7 +141,8 @@ class Trainer:
         self, stack: Stack, objective: Objective, data: LabelledStack, generators: Sequence[torch.Generator]
     ) -> None:
         rows, plan = data.rows, _Plan(data, [self._batch_size(size) for size in data.sizes.tolist()])
-        adam, decay, trained = _Adam(stack.flat), stack.decayed() * self.weight_decay, stack.trained()
+        adam, trained = _Adam(stack.flat), stack.trained()
+        decay = (stack.decayed() * self.weight_decay).expand_as(stack.flat).contiguous()
         parameters = list(stack.parameters.values())
         if not parameters:
             return
