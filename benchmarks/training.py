@@ -6,8 +6,10 @@ density and `torch.optim.Adam`. All times are per network. Usage: python benchma
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 from rich.console import Console
@@ -63,30 +65,41 @@ def stacked(sets: list[tuple[Tensor, Tensor]], epochs: int) -> Stack:
 
 def main() -> None:
     epochs = 20 if "--quick" in sys.argv else 1000
+    rounds = 4 if "--quick" in sys.argv else 20
     torch.manual_seed(0)
     sets = [(torch.randn(LABELS, INPUTS), torch.randn(LABELS)) for _ in range(40)]
-    plain(*sets[0], epochs=2)
-    stacked(sets[:2], epochs=2)
-    seconds: dict[str, tuple[float, float]] = {}
-
-    def measure(what: str, count: int, function: object, *arguments: object) -> None:
-        wall, cpu = time.perf_counter(), time.process_time()
-        function(*arguments)  # type: ignore[operator]
-        seconds[what] = ((time.perf_counter() - wall) / count, (time.process_time() - cpu) / count)
-
-    # In turn, so that a slow spell of the machine meets them all.
-    measure("plain PyTorch, one by one", 1, plain, *sets[0], epochs)
-    measure("40 side by side", 40, stacked, sets, epochs)
-    measure("plain PyTorch, one by one, once more", 1, plain, *sets[1], epochs)
-    measure("plain PyTorch with features computed once", 1, plain, *sets[2], epochs, False)
-    measure("the trainer, one by one", 1, stacked, sets[:1], epochs)
+    part = epochs // rounds
+    ways: dict[str, tuple[int, Callable[[], object]]] = {
+        "40 side by side": (40, lambda: stacked(sets, part)),
+        "plain PyTorch, one by one": (1, lambda: plain(*sets[0], part)),
+        "plain, features computed once": (1, lambda: plain(*sets[0], part, again=False)),
+        "the trainer, one by one": (1, lambda: stacked(sets[:1], part)),
+    }
+    # In turn, a part of the epochs at a time, so that a slow spell of the machine meets them all.
+    wall: dict[str, list[float]] = {what: [] for what in ways}
+    cpu: dict[str, list[float]] = {what: [] for what in ways}
+    for turn in range(rounds + 1):
+        for what, (count, train) in ways.items():
+            before = time.perf_counter(), time.process_time()
+            train()
+            if turn:  # the first is for warming up
+                wall[what].append((time.perf_counter() - before[0]) / count)
+                cpu[what].append((time.process_time() - before[1]) / count)
 
     table = Table(title=f"{LABELS} labels, {epochs} epochs; torch on {torch.get_num_threads()} threads")
-    for heading in ("what", "wall s a network", "CPU s a network", "side by side is faster (wall)", "(CPU)"):
+    headings = ("what", "wall s a network", "CPU s a network", "side by side is faster", "median of turns")
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "what" else "right")
-    fast = seconds["40 side by side"]
-    for what, (wall, cpu) in seconds.items():
-        table.add_row(what, f"{wall:.3f}", f"{cpu:.3f}", f"{wall / fast[0]:.1f} x", f"{cpu / fast[1]:.1f} x")
+    fast = wall["40 side by side"]
+    for what, times in wall.items():
+        ratios = [one / two for one, two in zip(times, fast, strict=True)]
+        table.add_row(
+            what,
+            f"{sum(times):.3f}",
+            f"{sum(cpu[what]):.3f}",
+            f"{sum(times) / sum(fast):.1f} x",
+            f"{statistics.median(ratios):.1f} x",
+        )
     Console(width=120).print(table)
 
 
