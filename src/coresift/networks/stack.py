@@ -91,8 +91,7 @@ class Stack:
 
     def __call__(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
         """Training-mode outputs: (S, n, ...) -> (S, n, ...); ``rows`` as in `MLP.stacked`."""
-        if not self.template.training:
-            self.template.train()
+        self.template.train()
         state = {**self.parameters, **self.buffers}
         if self._stacked is not None:
             outputs: Tensor = self._stacked(state, x, rows)
