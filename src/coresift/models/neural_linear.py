@@ -282,6 +282,15 @@ class ExactLastLayer:
         return losses
 
 
+def _solve(factor: Tensor, right: Tensor) -> Tensor:
+    """(S, D, m) P^-1 right, from the lower Cholesky factor of P (S, D, D)."""
+    if not factor.is_cuda:
+        return torch.cholesky_solve(right, factor)
+    # The same in two steps: torch's own solver of many small systems cannot be recorded into a CUDA graph.
+    half = torch.linalg.solve_triangular(factor, right, upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
+
+
 class _PredictiveLoss(torch.autograd.Function):
     """Minus the predictive log density of a mini-batch, with its gradient written out.
 
@@ -300,9 +309,11 @@ class _PredictiveLoss(torch.autograd.Function):
         where = index if isinstance(index, slice) else index.unsqueeze(1).expand(-1, width, -1)
         batch = columns[:, :, where] if isinstance(where, slice) else columns.gather(2, where)  # (S, D, m)
         identity = torch.eye(width, dtype=columns.dtype, device=columns.device) / prior.prior_variance
-        factor: Tensor = torch.linalg.cholesky(torch.baddbmm(identity, columns, columns.mT))
+        factor, failed = torch.linalg.cholesky_ex(torch.baddbmm(identity, columns, columns.mT))
+        # Not an exception, which would wait for the GPU in every step: the trainer looks once, at the end.
+        factor = factor.masked_fill(failed.bool().view(-1, 1, 1), torch.nan)
         summary = columns @ targets  # q (S, D, O)
-        solved = torch.cholesky_solve(torch.cat([batch, summary], 2), factor)
+        solved = _solve(factor, torch.cat([batch, summary], 2))
         pulled, theta = solved[:, :, : batch.shape[2]], solved[:, :, batch.shape[2] :]  # P^-1 phi and P^-1 q
         shape = (prior.noise_shape + data.sizes / 2).to(columns).view(-1, 1, 1)
         rate = prior.noise_rate + 0.5 * (targets.square().sum(1) - (summary * theta).sum(1)).unsqueeze(1)

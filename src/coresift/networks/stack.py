@@ -64,6 +64,11 @@ class Stack:
     def __len__(self) -> int:
         return len(self.flat)
 
+    @property
+    def recordable(self) -> bool:
+        """Whether a training step is a fixed sequence of kernels; a module of any other kind might not be."""
+        return self._stacked is not None and self.flat.is_cuda
+
     def trained(self) -> Tensor | None:
         """(P,) zero for entries of frozen parameters, one for the others; ``None`` where none is frozen."""
         kept = dict(self.template.named_parameters())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, TypeAlias
@@ -14,6 +14,9 @@ from torch import Tensor
 from coresift.networks.stack import Stack
 from coresift.progress import progress_bar
 from coresift.types import InputError
+
+# Row numbers drawn at a time for the orders of coming epochs.
+_ORDERED = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,16 +44,22 @@ class LabelledStack:
         y = self.y.to(device, dtype if self.y.is_floating_point() else self.y.dtype)
         return LabelledStack(self.x.to(device, dtype), y, self.sizes.to(device))
 
-    def shuffled(self, generators: Sequence[torch.Generator]) -> LabelledStack:
-        """The real rows of each set in a new order, drawn from its own generator; padding stays behind."""
-        orders = [
-            torch.randperm(n, generator=g) for n, g in zip(self.sizes.tolist(), generators, strict=True)
-        ]
-        if self.rows is not None:
-            padding = torch.arange(self.x.shape[1])
-            orders = [torch.cat([one, padding[len(one) :]]) for one in orders]
-        order = torch.stack(orders).to(self.x.device)
-        return LabelledStack(take_rows(self.x, order), take_rows(self.y, order), self.sizes)
+    def orders(self, generators: Sequence[torch.Generator], epochs: int) -> Iterator[Tensor]:
+        """Orders (S, n) of the real rows of each set, drawn from its own generator; padding stays behind."""
+        longest = self.x.shape[1]
+        # Many epochs are drawn at a time: one call for each network and epoch would outlast a GPU's work.
+        ahead = max(min(epochs, _ORDERED // (len(self.sizes) * longest)), 1)
+        for start in range(0, epochs, ahead):
+            keys = torch.arange(1.0, longest + 1).repeat(min(ahead, epochs - start), len(self.sizes), 1)
+            for part, size, generator in zip(keys.unbind(1), self.sizes.tolist(), generators, strict=True):
+                part[:, :size] = torch.rand(len(part), size, generator=generator)
+            yield from keys.to(self.x.device).argsort(dim=2, stable=True)
+
+    def ordered(self, order: Tensor) -> LabelledStack:
+        """The same sets with rows in the order (S, n)."""
+        ordered = LabelledStack(take_rows(self.x, order), take_rows(self.y, order), self.sizes)
+        ordered.__dict__["rows"] = self.rows  # to look for padding again would wait for the GPU
+        return ordered
 
     @cached_property
     def rows(self) -> Tensor | None:
@@ -129,36 +138,41 @@ class Trainer:
             torch.default_generator.manual_seed(seeds[0])
             if device.type == "cuda":
                 torch.cuda.manual_seed(seeds[0])
-            try:
-                self._train(stack, objective, data.to(device, stack.flat.dtype), generators)
-            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-                raise InputError(
-                    "training broke down: the last layer could not be solved in float32; try a smaller "
-                    "prior_variance or learning_rate, and check for targets of extreme size"
-                ) from None
+            self._train(stack, objective, data.to(device, stack.flat.dtype), generators)
+        if not bool(stack.flat.isfinite().all()):
+            raise InputError(
+                "training broke down: weights are no longer numbers; try a smaller learning_rate or "
+                "prior_variance, and check for targets of extreme size"
+            )
 
     def _train(
         self, stack: Stack, objective: Objective, data: LabelledStack, generators: Sequence[torch.Generator]
     ) -> None:
-        rows, plan = data.rows, _Plan(data, [self._batch_size(size) for size in data.sizes.tolist()])
-        adam, trained = _Adam(stack.flat), stack.trained()
-        decay = (stack.decayed() * self.weight_decay).expand_as(stack.flat).contiguous()
         parameters = list(stack.parameters.values())
         if not parameters:
             return
+        rows, plan = data.rows, _Plan(data, [self._batch_size(size) for size in data.sizes.tolist()])
+        adam, trained = _Adam(stack.flat), stack.trained()
+        decay = (stack.decayed() * self.weight_decay).expand_as(stack.flat).contiguous()
+
+        def train_epoch(order: Tensor, rate: Tensor) -> None:
+            shuffled = data.ordered(order)
+            for index, share, active in plan.steps():
+                if objective.whole:
+                    outputs = stack(shuffled.x, rows)
+                else:
+                    outputs = stack(take_rows(shuffled.x, index), None if plan.full else share)
+                losses = objective(outputs, shuffled, index, share)
+                gradients = torch.autograd.grad(losses.sum(), parameters)
+                gradient = torch.cat([part.flatten(1) for part in gradients], 1)
+                gradient = torch.addcmul(gradient, stack.flat, decay)
+                adam.step(gradient if trained is None else gradient * trained, rate, active)
+
+        run = _Recorded(train_epoch) if stack.recordable else train_epoch
+        rates = torch.tensor([self._rate(epoch) for epoch in range(self.epochs)]).to(stack.flat)
         with progress_bar("training", self.epochs) as advance:
-            for epoch in range(self.epochs):
-                rate, shuffled = self._rate(epoch), data.shuffled(generators)
-                for index, share, active in plan.steps():
-                    if objective.whole:
-                        outputs = stack(shuffled.x, rows)
-                    else:
-                        outputs = stack(take_rows(shuffled.x, index), None if plan.full else share)
-                    losses = objective(outputs, shuffled, index, share)
-                    gradients = torch.autograd.grad(losses.sum(), parameters)
-                    gradient = torch.cat([part.flatten(1) for part in gradients], 1)
-                    gradient = torch.addcmul(gradient, stack.flat, decay)
-                    adam.step(gradient if trained is None else gradient * trained, rate, active)
+            for order, rate in zip(data.orders(generators, self.epochs), rates, strict=True):
+                run(order, rate)
                 if self.progress:
                     advance(1)
         stack.settle(data.x, rows)
@@ -224,6 +238,35 @@ class _Plan:
         return iter(self._steps)
 
 
+class _Recorded:
+    """A function of tensors, run through a CUDA graph: its kernels are recorded once and launched as one.
+
+    The kernels of small networks take less time than their launches. The function must do the same on every
+    call, and change nothing but tensors.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, *arguments: Tensor) -> None:
+        if self.graph is None:
+            self.inputs = [argument.clone() for argument in arguments]
+            # The first call runs by itself, on a stream of its own as recording wants it, to warm up.
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self.function(*self.inputs)
+            torch.cuda.current_stream().wait_stream(stream)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.function(*self.inputs)
+            return
+        for kept, argument in zip(self.inputs, arguments, strict=True):
+            kept.copy_(argument)
+        self.graph.replay()
+
+
 class _Adam:
     """Adam on (S, P) parameters; a network that waits for the others keeps its own count of steps."""
 
@@ -232,23 +275,23 @@ class _Adam:
 
     def __init__(self, flat: Tensor) -> None:
         self.flat, self.mean, self.square = flat, torch.zeros_like(flat), torch.zeros_like(flat)
-        self.count = 0  # of steps, where all networks take each
+        self.count = flat.new_zeros((), dtype=torch.float64)  # of steps, where all networks take each
         self.counts = flat.new_zeros(len(flat), 1)  # where some wait
 
     @torch.no_grad()
-    def step(self, gradient: Tensor, rate: float, active: Tensor | None) -> None:
+    def step(self, gradient: Tensor, rate: Tensor, active: Tensor | None) -> None:
         """Move the active networks, or all; the others, and what is known of their gradients, stay."""
         first, second = self.betas
         if active is None:
             self.count += 1
+            count, length = self.count, rate
             self.mean.lerp_(gradient, 1 - first)
             self.square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-            spread = self.square.div(1 - second**self.count).sqrt_().add_(self.epsilon)
-            self.flat.addcdiv_(self.mean, spread, value=-rate / (1 - first**self.count))
-            return
-        moving = active[:, None].to(gradient)
-        self.counts += moving
-        self.mean.lerp_(gradient, (1 - first) * moving)
-        self.square.lerp_(gradient.square(), (1 - second) * moving)
-        spread = self.square.div(1 - second**self.counts).sqrt_().add_(self.epsilon)
-        self.flat.sub_(rate * moving * self.mean / (1 - first**self.counts) / spread)
+        else:
+            moving = active[:, None].to(gradient)
+            self.counts += moving
+            count, length = self.counts, rate * moving
+            self.mean.lerp_(gradient, (1 - first) * moving)
+            self.square.lerp_(gradient.square(), (1 - second) * moving)
+        spread = self.square.div(1 - second**count).sqrt_().add_(self.epsilon)
+        self.flat.sub_(self.mean.div(spread).mul_(length / (1 - first**count)))
