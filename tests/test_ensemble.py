@@ -54,11 +54,11 @@ def test_members_are_those_trained_alone(kind, network):
 
 @pytest.mark.parametrize("kind", [0, 1])
 def test_ensembles_of_several_sets_are_those_fitted_alone(kind):
-    model, y = kinds()[kind]
+    model, y = kinds(epochs=5)[kind]  # few, for float32 rounding grows from step to step
     sets = [(X[:90], y[:90]), (X[90:150], y[90:150])]
     many = model.fit_many(sets, seeds=[3, 4])
     for one, seed, (x, target) in zip(many, (3, 4), sets, strict=True):
-        alone = kinds(random_state=seed)[kind][0].fit(x, target)
+        alone = kinds(epochs=5, random_state=seed)[kind][0].fit(x, target)
         torch.testing.assert_close(outputs(one, X), outputs(alone, X), rtol=1e-3, atol=1e-4)
 
 

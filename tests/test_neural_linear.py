@@ -1,6 +1,7 @@
-"""Neural linear regression: predictions, calibration, several outputs, saving, and scikit-learn's rules."""
+"""Neural linear regression: predictions, calibration, several outputs and members, saving, scikit-learn."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from torch import nn
 from coresift import ArrayPool, InputError, select
 from coresift.models import NeuralLinearRegressor
 from coresift.models.linear import BayesianLinearRegression, NormalInverseGammaPosterior
-from coresift.spaces import OuterSpace, likelihood_space
+from coresift.models.network import NetworkPosterior
+from coresift.spaces import OuterSpace, fisher_space, likelihood_space
 from coresift.strategies import STRATEGIES
 from coresift.testing import check_posterior
 
@@ -125,10 +127,89 @@ def test_several_outputs():
         assert len(select(x, posterior=model.posterior_, budget=5, strategy=strategy)) == 5
 
 
+@pytest.fixture(scope="module", params=[None, 2])
+def mixed(request):
+    x, y = problem(60, outputs=request.param)
+    return NeuralLinearRegressor(num_members=3, epochs=20, random_state=0, progress=False).fit(x, y)
+
+
+def members(posterior):
+    return [NetworkPosterior(*pair) for pair in zip(posterior.network, posterior.head.heads, strict=True)]
+
+
+def test_members_are_mixed_in_equal_parts(mixed):
+    x, _ = problem(30, seed=4)
+    each = [one.predictive(torch.tensor(x)) for one in members(mixed.posterior_)]
+    assert all(not torch.allclose(one.mean, each[0].mean, atol=0.1) for one in each[1:])
+    expected = sum(one.mean for one in each) / 3
+    second = sum(one.variance + (one.mean - expected) ** 2 for one in each) / 3
+    mean, deviation = mixed.predict(x, return_std=True)
+    np.testing.assert_allclose(mean, expected)
+    np.testing.assert_allclose(deviation, second.sqrt())
+
+
+def test_the_first_of_several_members_is_the_only_one_of_one():
+    sets = [problem(size, seed=size) for size in (40, 25)]
+    x = torch.tensor(problem(20, seed=9)[0])
+    model = NeuralLinearRegressor(num_members=2, epochs=3, progress=False)
+    for together, (features, targets), seed in zip(model.fit_many(sets, [5, 6]), sets, [5, 6], strict=True):
+        alone = NeuralLinearRegressor(epochs=3, random_state=seed, progress=False).fit(features, targets)
+        pair = NeuralLinearRegressor(num_members=2, epochs=3, random_state=seed, progress=False)
+        pair.fit(features, targets)
+        for left, right in (
+            (members(together.posterior_)[0], alone.posterior_),
+            (together.posterior_, pair.posterior_),
+        ):
+            for name in ("mean", "stddev"):  # rounding as in test_many_at_once_equal_one_by_one
+                found, wanted = (getattr(one.predictive(x), name) for one in (left, right))
+                torch.testing.assert_close(found, wanted, rtol=1e-2, atol=0)
+
+
+def test_select_with_several_members(mixed):
+    x, _ = problem(30, seed=4)
+    posterior = mixed.posterior_
+    check_posterior(posterior, torch.tensor(x), num_samples=2000, tolerance=1e-3)
+    few = posterior.sample(2, torch.Generator())  # none from the third
+    assert posterior.conditional(torch.tensor(x), few).batch_shape == (2, 30)
+    runs = []
+    hooks = [one.register_forward_hook(lambda *_: runs.append(1)) for one in posterior.network]
+    for strategy in sorted(set(STRATEGIES) - {"margin", "badge", "acs-fisher"}):
+        runs.clear()
+        assert len(select(x, posterior=posterior, budget=5, strategy=strategy)) == 5
+        assert len(runs) == 3  # each network once
+    for hook in hooks:
+        hook.remove()
+    for strategy, message in (("badge", "works for regression"), ("acs-fisher", "no last layer")):
+        with pytest.raises(InputError, match=message):
+            select(x, posterior=posterior, budget=5, strategy=strategy)
+    with pytest.raises(InputError, match="in common to take gradients of; fit with num_members=1"):
+        fisher_space(posterior, ArrayPool(torch.tensor(x)), generator=torch.Generator())
+
+
+def test_the_likelihood_space_of_several_members():
+    """Against the formula, written out: the expectation is over the mixture, theta belongs to one member."""
+    model = NeuralLinearRegressor(num_members=3, epochs=20, random_state=0, progress=False).fit(*problem(60))
+    rows = torch.tensor(problem(12, seed=4)[0])
+    mean, deviation = (torch.tensor(value) for value in model.predict(rows, return_std=True))
+    space = likelihood_space(
+        model.posterior_, ArrayPool(rows), 10, generator=torch.Generator().manual_seed(3)
+    )
+    theta = model.posterior_.sample(10, torch.Generator().manual_seed(3))
+    assert [len(noise) for _, noise in theta] == [4, 3, 3]
+    expected = []
+    for network, (weights, noise) in zip(model.posterior_.network, theta, strict=True):
+        for weight, variance in zip(weights, noise, strict=True):
+            gap = mean - network(rows).detach().double() @ weight
+            cross = -0.5 * torch.log(2 * math.pi * variance) - (deviation**2 + gap**2) / (2 * variance)
+            expected.append(cross + 0.5 * torch.log(2 * math.pi * math.e * deviation**2))
+    torch.testing.assert_close(space.vectors.double(), torch.stack(expected) / 10**0.5, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_members", [1, 2])
 @pytest.mark.parametrize("outputs", [None, 2])
-def test_saving(tmp_path, outputs):
+def test_saving(tmp_path, outputs, num_members):
     x, y = problem(60, outputs=outputs)
-    model = NeuralLinearRegressor(epochs=5, random_state=0, progress=False).fit(x, y)
+    model = NeuralLinearRegressor(num_members=num_members, epochs=5, random_state=0, progress=False).fit(x, y)
     model.save(tmp_path / "model")
     assert sorted(file.name for file in (tmp_path / "model").iterdir()) == [
         "model.json",
@@ -250,6 +331,8 @@ def test_a_failed_refit_is_no_fit():
     [
         ({"epochs": 2.5}, "epochs is 2.5"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"num_members": 0}, "num_members is 0, expected a whole number of at least 1"),
+        ({"num_members": 2.5}, "num_members is 2.5"),
         ({"learning_rate": -1}, "learning_rate is -1"),
         ({"noise_rate": -1}, "noise_rate is -1"),
         ({"calibration_folds": -1}, "calibration_folds is -1"),
@@ -289,6 +372,11 @@ def test_in_a_pipeline_and_cross_validated():
     assert cross_val_score(pipeline, x, y, cv=3).mean() > 0.5
 
 
-@parametrize_with_checks([NeuralLinearRegressor(epochs=20, progress=False)])
+@parametrize_with_checks(
+    [
+        NeuralLinearRegressor(epochs=20, progress=False),
+        NeuralLinearRegressor(num_members=2, epochs=10, calibration_folds=0, progress=False),
+    ]
+)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)

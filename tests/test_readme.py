@@ -8,7 +8,10 @@ import pytest
 from coresift import STRATEGIES
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/quickstart.md", "docs/symbols.md", "docs/choosing.md", "docs/extending.md"]
+PAGES = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("quickstart", "symbols", "choosing", "extending", "data")),
+]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,6 +58,74 @@ def demo(
     from coresift.demo import run
 
     run(out, num_seeds=seeds)
+
+
+experiments = typer.Typer(
+    no_args_is_help=True, help="Compare strategies on tables whose labels are known, over many seeds."
+)
+app.add_typer(experiments, name="experiment")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+@experiments.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="A TOML file, such as experiments/table1.toml.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for results; results/CONFIG by default.")
+    ] = None,
+    data: Annotated[str, typer.Option(help="Only these data sets, with commas between.")] = "",
+    methods: Annotated[str, typer.Option(help="Only these methods, with commas between.")] = "",
+    seeds: Annotated[int | None, typer.Option(help="How many seeds, if not what the file says.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where tables lie; CORESIFT_DATA or data by default.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to train: cpu or cuda.")] = "cpu",
+    workers: Annotated[int, typer.Option(help="Processes that evaluate and choose.")] = 1,
+    together: Annotated[
+        bool, typer.Option("--together", help="Train all methods side by side: for a GPU.")
+    ] = False,
+) -> None:
+    """Run an experiment; what is already there is not repeated, a run that was stopped goes on."""
+    from coresift.experiments.config import Experiment
+    from coresift.experiments.runner import run_experiment
+
+    experiment = Experiment.load(config).only(_names(data), _names(methods))
+    if seeds is not None:
+        experiment = replace(experiment, seeds=seeds)
+    where = out or Path("results") / config.stem
+    run_experiment(experiment, where, folder=folder, device=device, workers=workers, together=together)
+    typer.echo(f"results are in {where}; read them with: coresift experiment report {where}")
+
+
+@experiments.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder of results.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write; the same folder by default.")] = None,
+) -> None:
+    """Write tables, learning curves and paired tests as a page, Markdown and figures."""
+    from coresift.experiments.report import write_report
+
+    typer.echo(f"written to {write_report(folder, out)}")
+
+
+@experiments.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="probit-batches or linear-norms.")],
+    out: Annotated[Path | None, typer.Option(help="The file to write; NAME.png by default.")] = None,
+) -> None:
+    """Draw one of the paper's toy figures."""
+    from coresift.experiments.toy import FIGURES
+    from coresift.report.figures import save
+
+    if name not in FIGURES:
+        raise InputError(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
+    path = out or Path(f"{name}.png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(FIGURES[name](), path)
+    typer.echo(f"written to {path}")
 
 
 @app.command()

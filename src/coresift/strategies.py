@@ -49,6 +49,7 @@ class Problem:
     labelled : (M, ...) labelled points, in the form of the pool's rows.
     features, labelled_features : where distances are to be measured, if the model has no features itself.
     num_samples : J, how many posterior samples to draw.
+    exact : whether to use closed forms where there are any.
     """
 
     pool: Pool
@@ -58,6 +59,7 @@ class Problem:
     labelled_features: Tensor | None
     num_samples: int
     generator: torch.Generator
+    exact: bool = True
 
     @property
     def posterior(self) -> Posterior:
@@ -100,6 +102,7 @@ def _likelihood(problem: Problem, centred: bool = False) -> Space:
         generator=problem.generator,
         labelled=problem.labelled,
         centred=centred,
+        exact=problem.exact,
     )
 
 
@@ -215,6 +218,7 @@ def select(
     pending: Iterable[int] = (),
     exclude: Iterable[int] = (),
     num_samples: int | None = None,
+    exact: bool = True,
     seed: int = 0,
 ) -> Batch:
     """Choose which points to label next.
@@ -240,6 +244,7 @@ def select(
     pending : points already sent for labelling: they count as taken and are not chosen again.
     exclude : points that cannot be labelled.
     num_samples : J; grows with the budget by default (see `default_num_samples`).
+    exact : ``False`` samples the likelihood space of linear models too, which has a closed form.
     seed : the same seed gives the same batch.
 
     >>> probs_K_N_C = torch.softmax(torch.randn(20, 100, 3, generator=torch.Generator().manual_seed(0)), -1)
@@ -268,6 +273,7 @@ def select(
         labelled_features=None if seen is None else _labelled(labelled_features, seen),
         num_samples=default_num_samples(budget) if num_samples is None else num_samples,
         generator=make_generator(seed),
+        exact=exact,
     )
     if (
         isinstance(problem.num_samples, bool)

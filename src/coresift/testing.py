@@ -110,11 +110,12 @@ def check_space(space: Space, *, tolerance: float | None = None) -> None:
         assert float(cosine[best]) >= float(cosine.max()) - near * size, (
             f"argmax gave {best}, not the maximum"
         )
-    for coordinates, square in space.anchors():
-        values = _inner(space, coordinates)
-        assert square >= -near and bool(
-            (values**2 <= square * space.norms**2 + near**2 + near * scale).all()
-        ), "a labelled point breaks the Cauchy-Schwarz inequality"
+    for coordinates, squares in space.anchors():
+        values = _inner(space, coordinates)  # (k, N)
+        bound = squares[:, None] * space.norms**2 + near**2 + near * scale
+        assert bool((squares >= -near).all()) and bool((values**2 <= bound).all()), (
+            "a labelled point breaks the Cauchy-Schwarz inequality"
+        )
 
 
 def check_selector(selector: Selector[Any], source: Space | Score, *, budget: int | None = None) -> None:
@@ -162,7 +163,7 @@ def check_selector(selector: Selector[Any], source: Space | Score, *, budget: in
 
 
 def _inner(space: Space, element: Tensor) -> Tensor:
-    return torch.cat([values for _, values in space.inner(element)])
+    return torch.cat([values for _, values in space.inner(element)], -1)
 
 
 def _mean(distribution: Distribution) -> Tensor:

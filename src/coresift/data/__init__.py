@@ -1,4 +1,4 @@
-"""The small real table that the demonstration runs on."""
+"""Tables to experiment on: the published ones by name, and files of one's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from importlib import resources
 
 import numpy as np
 
+from coresift.data.generated import generated_year
+from coresift.data.readers import Table
+from coresift.data.tables import TABLES, Source, checksum, load_table
 from coresift.types import Floats
+
+__all__ = ["TABLES", "Source", "Table", "checksum", "generated_year", "load_energy", "load_table"]
 
 
 def load_energy() -> tuple[Floats, Floats]:

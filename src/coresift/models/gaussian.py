@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -31,6 +31,10 @@ class GaussianWeights(ABC):
     def __post_init__(self) -> None:
         check_shape(self.covariance, (len(self.mean), len(self.mean)), "the posterior covariance")
         _ = self.factor  # raises where the covariance is none
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same on another device."""
+        return replace(self, mean=self.mean.to(device), covariance=self.covariance.to(device))
 
     @cached_property
     def factor(self) -> Tensor:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
+from torch.distributions import Distribution, Independent, Normal
 
-from coresift.models.base import LastLayerPosterior
+from coresift.models.base import LastLayerPosterior, Posterior
+from coresift.models.samples import mixture
 from coresift.pool import ArrayPool, Pool, as_pool, read
+from coresift.types import InputError
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +27,12 @@ class NetworkPosterior:
     """
 
     network: nn.Module
-    head: LastLayerPosterior
+    head: Posterior
+
+    def to(self, device: torch.device | str) -> NetworkPosterior:
+        """The same on another device; the network moves there, as modules do."""
+        head: Any = self.head
+        return NetworkPosterior(self.network.to(device), head.to(device))
 
     def sample(self, num: int, generator: torch.Generator) -> Any:
         return self.head.sample(num, generator)
@@ -39,10 +47,10 @@ class NetworkPosterior:
         return torch.cat(parts)
 
     def outputs(self, features: Tensor, theta: Any) -> Tensor:
-        return self.head.outputs(self.head.features(features), theta)
+        return self._last_layer.outputs(self._last_layer.features(features), theta)
 
     def likelihood(self, outputs: Tensor, theta: Any) -> Distribution:
-        return self.head.likelihood(outputs, theta)
+        return self._last_layer.likelihood(outputs, theta)
 
     def conditional(self, x: Tensor, theta: Any) -> Distribution:
         return self.head.conditional(self.features(x), theta)
@@ -56,6 +64,74 @@ class NetworkPosterior:
 
     def _map(self, pool: Pool) -> Tensor:
         return torch.cat([self.features(block.x) for block in read(pool, 1024)])
+
+    @property
+    def _last_layer(self) -> LastLayerPosterior:
+        if not isinstance(self.head, LastLayerPosterior):
+            raise InputError(
+                "several networks have no last layer in common to take gradients of; fit with num_members=1, "
+                "or choose a strategy that needs no gradients, such as 'acs-fw'"
+            )
+        return self.head
+
+
+class SideBySide(nn.ModuleList):
+    """Several networks as one: rows (n, ...) -> their features, one beside the other, (n, K D).
+
+    >>> SideBySide([nn.Identity(), nn.Flatten()])(torch.ones(4, 3)).shape
+    torch.Size([4, 6])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([network(x) for network in self], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class MixedHeads:
+    """Last layers for regression on networks `SideBySide`, mixed in equal parts.
+
+    The predictive is the Gaussian with the mixture's mean and variance, for the reason that `GaussianSamples`
+    gives.
+
+    Attributes
+    ----------
+    heads : posterior k reads columns k D to (k + 1) D of the features (n, K D).
+
+    >>> from coresift.models.linear import LinearPosterior
+    >>> heads = tuple(LinearPosterior(torch.tensor([weight]), torch.eye(1), 1.0) for weight in (0.0, 2.0))
+    >>> MixedHeads(heads).predictive(torch.ones(1, 2)).variance.round(decimals=3)
+    tensor([3.])
+    """
+
+    heads: tuple[Posterior, ...]
+
+    def to(self, device: torch.device | str) -> MixedHeads:
+        heads: Any = self.heads
+        return MixedHeads(tuple(head.to(device) for head in heads))
+
+    def sample(self, num: int, generator: torch.Generator) -> list[Any]:
+        """Draws from each head, ``num`` in all and as evenly as can be."""
+        each, rest = divmod(num, len(self.heads))
+        return [head.sample(each + (k < rest), generator) for k, head in enumerate(self.heads)]
+
+    def features(self, x: Tensor) -> Tensor:
+        """(n, K D) the rows themselves."""
+        return x
+
+    def conditional(self, x: Tensor, theta: list[Any]) -> Distribution:
+        """Batch shape (J, n), the draws from the first head first."""
+        parts = zip(self.heads, x.tensor_split(len(self.heads), -1), theta, strict=True)
+        return _joined([head.conditional(part, one) for head, part, one in parts], torch.cat)
+
+    def predictive(self, x: Tensor) -> Distribution:
+        parts = zip(self.heads, x.tensor_split(len(self.heads), -1), strict=True)
+        return mixture(_joined([head.predictive(part) for head, part in parts], torch.stack))
+
+
+def _joined(each: list[Distribution], join: Callable[[list[Tensor]], Tensor]) -> Distribution:
+    """Gaussians of the same means and variances, as one distribution."""
+    normal = Normal(join([one.mean for one in each]), join([one.stddev for one in each]), validate_args=False)
+    return Independent(normal, 1, validate_args=False) if each[0].event_shape else normal
 
 
 def at_the_last_layer(posterior: Any, pool: Pool, labelled: Tensor | None) -> tuple[Any, Pool, Tensor | None]:

@@ -16,7 +16,7 @@ from torch.distributions import Distribution, Independent, Normal, StudentT
 from coresift.models.estimator import NetworkRegressor
 from coresift.models.gaussian import check_positive
 from coresift.models.linear import BayesianLinearRegression, NormalInverseGammaPosterior
-from coresift.models.network import NetworkPosterior
+from coresift.models.network import MixedHeads, NetworkPosterior, SideBySide
 from coresift.networks import LabelledStack, Stack
 from coresift.networks.layers import AppendOne, Standardise
 from coresift.networks.trainer import Rows, take_rows
@@ -34,19 +34,23 @@ class NeuralLinearRegressor(NetworkRegressor):
     ----------
     network : the feature extractor: ``None`` for two layers of 30 units with batch norm, a module (used for
         its layers; its weights are drawn anew), or a function from the number of inputs to a module.
+    num_members : how many networks to train on the same labels, each from its own initial weights and in its
+        own order. Their posteriors are mixed in equal parts: five predict better than one, and choose points
+        by where they disagree too.
     epochs, learning_rate, batch_size, weight_decay : see `Trainer`.
     prior_variance : of the last layer's weights, in units of the noise.
     noise_shape, noise_rate : the inverse gamma prior of the noise variance of standardised targets.
     calibration_folds : how many further networks to train, each without its part of the labels, to learn how
         far predictions are off on labels a network has not seen; the noise variance is scaled by that. They
-        are trained side by side. Zero for none, as in the paper; none below four labels a fold.
+        are trained side by side. Several members share the factor found for single networks. Zero for none,
+        as in the paper; none below four labels a fold.
     random_state : seed of weights and shuffling.
     device : where to train, "cpu" or "cuda".
     progress : show a bar on a terminal once training has taken two seconds.
 
     Attributes
     ----------
-    posterior_ : for `coresift.select`, which uses closed forms for one output and samples for several.
+    posterior_ : for `coresift.select`, which uses closed forms for one output of one member, else samples.
 
     >>> import numpy as np
     >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -62,6 +66,7 @@ class NeuralLinearRegressor(NetworkRegressor):
         self,
         network: nn.Module | Callable[[int], nn.Module] | None = None,
         *,
+        num_members: int = 1,
         epochs: int = 1000,
         learning_rate: float = 1e-2,
         batch_size: int | None = None,
@@ -75,6 +80,7 @@ class NeuralLinearRegressor(NetworkRegressor):
         progress: bool = True,
     ) -> None:
         self.network = network
+        self.num_members = num_members
         self.epochs = epochs
         self.learning_rate = learning_rate
         self.batch_size = batch_size
@@ -89,6 +95,7 @@ class NeuralLinearRegressor(NetworkRegressor):
 
     def _check_options(self) -> None:
         super()._check_options()
+        self._check_option("num_members", Integral, 1)
         for name in ("prior_variance", "noise_shape", "noise_rate"):
             check_positive(getattr(self, name), name)
         self._check_option("calibration_folds", Integral, 0)
@@ -97,12 +104,20 @@ class NeuralLinearRegressor(NetworkRegressor):
     def _fit_together(
         members: Sequence[NeuralLinearRegressor], sets: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
-        generators = [member._generator() for member in members]
-        fits = members[0]._train(sets, generators)
+        num, generators = members[0].num_members, [member._generator() for member in members]
+        fits = members[0]._train(
+            [one for one in sets for _ in range(num)],
+            [one for generator in generators for one in _apart(generator, num)],
+        )
         inflations = members[0]._inflations(sets, generators)
-        for member, (network, heads), inflation in zip(members, fits, inflations, strict=True):
+        for position, (member, inflation) in enumerate(zip(members, inflations, strict=True)):
+            own = fits[position * num : (position + 1) * num]
             member._set_posterior(
-                network, [replace(head, rate=head.rate * c) for head, c in zip(heads, inflation, strict=True)]
+                [network for network, _ in own],
+                [
+                    [replace(head, rate=head.rate * c) for head, c in zip(heads, inflation, strict=True)]
+                    for _, heads in own
+                ],
             )
 
     def _train(
@@ -121,10 +136,12 @@ class NeuralLinearRegressor(NetworkRegressor):
         objective = ExactLastLayer(self.prior_variance, self.noise_shape, self.noise_rate)
         self._trainer().train(stack, objective, LabelledStack.of(data), generators)
         fits: list[tuple[nn.Module, list[NormalInverseGammaPosterior]]] = []
+        stack.cpu()  # what follows is done for one network after the other: a GPU would only wait
         for position, (x, y) in enumerate(sets):
             scale_x, scale_y = scales[position]
-            network = nn.Sequential(scale_x, stack.member(position), AppendOne()).to(self.device).eval()
-            fits.append((network, self._last_layers(network, x, scale_y(y), scale_y)))
+            network = nn.Sequential(scale_x, stack.member(position), AppendOne()).eval()
+            heads = self._last_layers(network, x, scale_y(y), scale_y)
+            fits.append((network, heads))
         return fits
 
     def _last_layers(
@@ -132,7 +149,7 @@ class NeuralLinearRegressor(NetworkRegressor):
     ) -> list[NormalInverseGammaPosterior]:
         """Solve the last layer on trained features, for each output, and put it into the units of y."""
         with torch.no_grad():
-            features = network(x.to(self.device)).double()
+            features = network(x).double()
         regression = BayesianLinearRegression(
             None,
             prior_covariance=self.prior_variance,
@@ -140,7 +157,7 @@ class NeuralLinearRegressor(NetworkRegressor):
             noise_rate=self.noise_rate,
         )
         heads = []
-        for output, target in enumerate(targets.double().to(self.device).unbind(1)):
+        for output, target in enumerate(targets.double().unbind(1)):
             head = regression.fit(features, target)
             assert isinstance(head, NormalInverseGammaPosterior)
             deviation = float(scale.deviation[output])
@@ -184,32 +201,53 @@ class NeuralLinearRegressor(NetworkRegressor):
                 squares[number][output].append((gap.square(), predictive.df))
         return [[_inflation(found) if found else 1.0 for found in each] for each in squares]
 
-    def _set_posterior(self, network: nn.Module, heads: list[NormalInverseGammaPosterior]) -> None:
-        head = heads[0] if len(heads) == 1 else SeveralOutputs(tuple(heads))
-        self.posterior_ = NetworkPosterior(network, head)
+    def _set_posterior(
+        self, networks: list[nn.Module], heads: Sequence[Sequence[NormalInverseGammaPosterior]]
+    ) -> None:
+        """From each network, and its last layers for each output."""
+        each = tuple(own[0] if len(own) == 1 else SeveralOutputs(tuple(own)) for own in heads)
+        if len(networks) == 1:
+            posterior = NetworkPosterior(networks[0], each[0])
+        else:
+            posterior = NetworkPosterior(SideBySide(networks), MixedHeads(each))
+        self.posterior_ = posterior.to(self.device)
 
     def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         head: Any = self.posterior_.head
-        heads = head.heads if isinstance(head, SeveralOutputs) else (head,)
+        each: Any = head.heads if isinstance(head, MixedHeads) else (head,)
+        heads = [one.heads if isinstance(one, SeveralOutputs) else (one,) for one in each]  # K by O
         tensors = {f"network.{name}": value for name, value in self.posterior_.network.state_dict().items()}
-        tensors["head.mean"] = torch.stack([one.mean for one in heads])
-        tensors["head.covariance"] = heads[0].covariance
-        rates = [one.rate for one in heads]
-        return tensors, {"shape": heads[0].shape, "rates": rates}
+        tensors["head.mean"] = torch.stack([one.mean for own in heads for one in own])  # (K O, D)
+        tensors["head.covariance"] = torch.cat([own[0].covariance for own in heads])  # (K D, D)
+        return tensors, {"shape": heads[0][0].shape, "rates": [one.rate for own in heads for one in own]}
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        scale = Standardise(tensors["network.0.mean"], tensors["network.0.deviation"])
-        extractor = self._fresh_network(self.n_features_in_, torch.Generator())
-        network = nn.Sequential(scale, extractor, AppendOne()).to(self.device)
-        prefix = "network."
-        network.load_state_dict(
-            {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-        )
+        num = self.num_members
+        networks: list[nn.Module] = []
+        for k in range(num):
+            prefix = "network." if num == 1 else f"network.{k}."
+            state = {
+                name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)
+            }
+            scale = Standardise(state["0.mean"], state["0.deviation"])
+            extractor = self._fresh_network(self.n_features_in_, torch.Generator())
+            network = nn.Sequential(scale, extractor, AppendOne()).to(self.device)
+            network.load_state_dict(state)
+            networks.append(network.eval())
+        rates = iter(facts["rates"])
         heads = [
-            NormalInverseGammaPosterior(mean, tensors["head.covariance"], facts["shape"], rate)
-            for mean, rate in zip(tensors["head.mean"], facts["rates"], strict=True)
+            [NormalInverseGammaPosterior(mean, covariance, facts["shape"], next(rates)) for mean in means]
+            for means, covariance in zip(
+                tensors["head.mean"].chunk(num), tensors["head.covariance"].chunk(num), strict=True
+            )
         ]
-        self._set_posterior(network.eval(), heads)
+        self._set_posterior(networks, heads)
+
+
+def _apart(generator: torch.Generator, num: int) -> list[torch.Generator]:
+    """A generator for each member. The first is the one given: the first of many is the only one of one."""
+    seed = generator.initial_seed()
+    return [generator, *(torch.Generator().manual_seed(seed + k) for k in range(1, num))]
 
 
 def _inflation(found: list[tuple[Tensor, Tensor]]) -> float:
@@ -233,6 +271,9 @@ class SeveralOutputs:
     """Last layers on the same features, one for each entry of y, with weights and noise of their own."""
 
     heads: tuple[NormalInverseGammaPosterior, ...]
+
+    def to(self, device: torch.device | str) -> SeveralOutputs:
+        return SeveralOutputs(tuple(head.to(device) for head in self.heads))
 
     def sample(self, num: int, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
         return [head.sample(num, generator) for head in self.heads]
@@ -288,7 +329,8 @@ def _solve(factor: Tensor, right: Tensor) -> Tensor:
         return torch.cholesky_solve(right, factor)
     # The same in two steps: torch's own solver of many small systems cannot be recorded into a CUDA graph.
     half = torch.linalg.solve_triangular(factor, right, upper=False)
-    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    solved: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return solved
 
 
 class _PredictiveLoss(torch.autograd.Function):

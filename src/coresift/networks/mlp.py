@@ -72,10 +72,12 @@ def _batch_norm(columns: Tensor, rows: Tensor | None, gain: Tensor, shift: Tenso
     rows : (S, n), each row's share in the mean; ``None`` where all rows are real.
     gain, shift : (S, width)
     """
-    if rows is not None:
+    # torch's own kernel is made for many rows of few channels; on a GPU, for hundreds of networks, the plain
+    # sums are faster by a third.
+    if rows is not None or columns.is_cuda:
         mean, variance = _statistics(columns, rows)
         return (columns - mean) * (torch.rsqrt(variance + _EPSILON) * gain.unsqueeze(2)) + shift.unsqueeze(2)
-    # One batch norm over S * width channels: torch's own kernel, twice as fast as its parts.
+    # One batch norm over S * width channels: on a CPU twice as fast as its parts.
     channels = columns.view(1, -1, columns.shape[2])
     gain, shift = gain.flatten(), shift.flatten()
     normal = nn.functional.batch_norm(channels, None, None, gain, shift, training=True, eps=_EPSILON)

@@ -21,7 +21,8 @@ class Stack:
 
     Parameters
     ----------
-    networks : S modules with the same layers, each with its own weights.
+    networks : S modules with the same layers, each with its own weights. They are handed over: `member` puts
+        the trained weights into them.
 
     Attributes
     ----------
@@ -36,6 +37,7 @@ class Stack:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        self._networks = list(networks)
         self.template = copy.deepcopy(networks[0]).to(device=device, dtype=dtype)
         self._stacked: Any = getattr(self.template, "stacked", None)
         named = [dict(network.named_parameters()) for network in networks]
@@ -46,12 +48,7 @@ class Stack:
         if len({len(row) for row in rows}) > 1:
             raise InputError("the networks of a stack must have the same layers")
         self.flat = torch.stack(rows).to(device=device, dtype=dtype)
-        self.parameters: dict[str, Tensor] = {}
-        start = 0
-        for name, value in named[0].items():
-            part = self.flat[:, start : start + value.numel()].view(len(networks), *value.shape)
-            self.parameters[name] = part.detach().requires_grad_()
-            start += value.numel()
+        self.parameters = self._views(self.flat)
         buffers = [dict(network.named_buffers()) for network in networks]
         self.buffers = {
             name: torch.stack([values[name].detach() for values in buffers]).to(device) for name in buffers[0]
@@ -60,6 +57,15 @@ class Stack:
             name: value.to(dtype) if value.is_floating_point() else value
             for name, value in self.buffers.items()
         }
+
+    def _views(self, flat: Tensor) -> dict[str, Tensor]:
+        parameters: dict[str, Tensor] = {}
+        start = 0
+        for name, value in self.template.named_parameters():
+            part = flat[:, start : start + value.numel()].view(len(flat), *value.shape)
+            parameters[name] = part.detach().requires_grad_()
+            start += value.numel()
+        return parameters
 
     def __len__(self) -> int:
         return len(self.flat)
@@ -123,9 +129,16 @@ class Stack:
         together: Tensor = torch.vmap(call, randomness="different")(state, x)
         return together
 
+    def cpu(self) -> Stack:
+        """Move here, all networks in one transfer."""
+        self.flat = self.flat.cpu()
+        self.parameters = self._views(self.flat)
+        self.buffers = {name: value.cpu() for name, value in self.buffers.items()}
+        return self
+
     def member(self, position: int) -> nn.Module:
         """Network ``position``, on its own and in evaluation mode."""
-        network = copy.deepcopy(self.template)
+        network = self._networks[position].to(self.flat)
         state = {**self.parameters, **self.buffers}
         network.load_state_dict(
             {name: value[position].detach() for name, value in state.items()}, strict=False

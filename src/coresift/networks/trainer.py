@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -253,7 +253,7 @@ class _Recorded:
         if self.graph is None:
             self.inputs = [argument.clone() for argument in arguments]
             # The first call runs by itself, on a stream of its own as recording wants it, to warm up.
-            stream = torch.cuda.Stream()
+            stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self.function(*self.inputs)

@@ -10,8 +10,11 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from coresift.types import Floats, InputError
 
@@ -111,6 +114,70 @@ def learning_curves(num_labels: Sequence[int], curves: Mapping[str, Floats], mea
 
 
 @dataclass(frozen=True)
+class CurvePanel:
+    """Learning curves along one axis.
+
+    Attributes
+    ----------
+    axis : what lies along it.
+    curves : name -> places (g,) and values (repeats, g) there.
+    stretched : the place up to which the axis is linear; beyond, where few curves go, it is logarithmic.
+    """
+
+    axis: str
+    curves: Mapping[str, tuple[Sequence[int], Floats]]
+    stretched: int | None = None
+
+
+def curve_panels(panels: Sequence[CurvePanel], measure: str) -> Figure:
+    """Means over repeats side by side, with bands of two standard errors, one legend and one vertical axis.
+
+    The vertical axis is logarithmic where the values go over more than a factor of three.
+
+    >>> panel = CurvePanel("labels", {"random": ([10, 20], np.array([[9.0, 2.0], [9.2, 2.4]]))})
+    >>> curve_panels([panel], "test RMSE").axes[0].get_yscale()
+    'log'
+    """
+    with style():
+        figure = Figure(figsize=(5.4 * len(panels), 4.8))
+        line = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        means = []
+        for axes, panel in zip(line, panels, strict=True):
+            for position, (name, (places, values)) in enumerate(panel.curves.items()):
+                colour = COLOURS[position % len(COLOURS)]
+                mean, band = values.mean(0), 2 * standard_error(values)
+                means += mean.tolist()
+                axes.fill_between(places, mean - band, mean + band, color=colour, alpha=0.13, linewidth=0)
+                axes.plot(
+                    places,
+                    mean,
+                    color=colour,
+                    linewidth=1.7,
+                    marker=MARKERS[position % len(MARKERS)],
+                    ms=4.5,
+                    markevery=max(1, len(places) // 12),
+                    label=name,
+                )
+            axes.set_xlabel(panel.axis)
+            if panel.stretched is not None:
+                end = panel.stretched
+                axes.set_xscale("symlog", linthresh=end, linscale=2)
+                axes.axvline(end, color=SOFT, linestyle=":", linewidth=1.2)
+                axes.xaxis.set_major_locator(FixedLocator([0, end // 2, end, 2 * end, 5 * end, 10 * end]))
+                axes.xaxis.set_minor_locator(NullLocator())
+                axes.xaxis.set_major_formatter("{x:g}")
+        line[0].set_ylabel(measure)
+        if min(means) > 0 and max(means) > 3 * min(means):
+            line[0].set_yscale("log")
+            line[0].yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+            line[0].yaxis.set_minor_locator(NullLocator())
+            line[0].yaxis.set_major_formatter("{x:g}")
+        handles, names = line[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=4)
+    return figure
+
+
+@dataclass(frozen=True)
 class BatchPanel:
     """One batch to be drawn: points (b, 2), a title above and a note below."""
 
@@ -140,29 +207,110 @@ def batch_picture(
     """
     with style():
         figure = Figure(figsize=(4.4 * len(panels), 5.2))
-        grid = np.linspace(-extent, extent, len(surface))
         for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            axes.grid(False)
-            axes.set(aspect="equal", xticks=[], yticks=[], xlim=(-extent, extent), ylim=(-extent, extent))
-            axes.spines[:].set(visible=True, color="#c9d1da")
             axes.set_title(panel.title)
             axes.set_xlabel(panel.note, loc="left")
-            axes.imshow(surface, extent=(-extent, extent) * 2, origin="lower", cmap=_SURFACE, aspect="equal")
-            axes.contour(grid, grid, boundary, levels=[0], colors=INK, linestyles="--", linewidths=1.2)
-            axes.plot([], [], color=INK, linestyle="--", linewidth=1.2, label="decision boundary")
-            axes.scatter(*pool.T, s=7, color=SOFT, alpha=0.55, linewidths=0, label="pool")
-            for value, marker, label in ((0, "x", "labelled 0"), (1, "+", "labelled 1")):
-                rows = labelled[classes == value]
-                axes.scatter(*rows.T, s=55, marker=marker, color=INK, linewidths=1.6, label=label)
-            axes.scatter(
-                *panel.batch.T,
-                s=85,
-                color=COLOURS[1],
-                edgecolors="white",
-                linewidths=1.4,
-                zorder=3,
-                label="batch",
-            )
-        handles, names = axes.get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=len(names), handletextpad=0.4)
+            _plane(axes, pool, labelled, classes, surface, boundary, extent)
+            _batch(axes, panel.batch)
+        _shared_legend(figure, axes)
     return figure
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A batch on its way: the points chosen so far (t, 2), the last by the values of a surface (G, G)."""
+
+    title: str
+    batch: Floats
+    surface: Floats
+
+
+def growing_batches(
+    rows: Mapping[str, Sequence[Stage]],
+    *,
+    pool: Floats,
+    labelled: Floats,
+    classes: Floats,
+    boundary: Floats,
+    extent: float,
+) -> Figure:
+    """Batches being built, a row for each strategy; points are numbered in the order of choice.
+
+    Each panel shades from its lowest to its highest value. Parameters as of `batch_picture`.
+    """
+    with style():
+        shape = len(rows), len(next(iter(rows.values())))
+        figure = Figure(figsize=(3.1 * shape[1], 3.35 * shape[0] + 0.3))
+        for (name, stages), line in zip(rows.items(), figure.subplots(*shape, squeeze=False), strict=True):
+            line[0].set_ylabel(name, fontsize=12)
+            for axes, stage in zip(line, stages, strict=True):
+                axes.set_title(stage.title)
+                _plane(axes, pool, labelled, classes, stage.surface, boundary, extent)
+                _batch(axes, stage.batch, size=45)
+                for number, place in enumerate(_label_places(stage.batch, labelled, extent), 1):
+                    axes.text(
+                        *place,
+                        str(number),
+                        ha="center",
+                        va="center",
+                        fontsize=9,
+                        fontweight="bold",
+                        path_effects=[withStroke(linewidth=2, foreground="white")],
+                    )
+        _shared_legend(figure, axes)
+    return figure
+
+
+def _label_places(points: Floats, others: Floats, extent: float) -> Floats:
+    """(b, 2) places for labels: beside each point, where it is emptiest, within the picture."""
+    angles = np.linspace(0, 2 * np.pi, 24, endpoint=False)
+    around = 0.095 * extent * np.stack([np.cos(angles), np.sin(angles)], 1)
+    places = np.empty((0, 2))
+    for number, point in enumerate(points):
+        crowd = np.concatenate([np.delete(points, number, 0), others, places])
+        free = (point + around).clip(-0.95 * extent, 0.95 * extent)
+        room = np.linalg.norm(free[:, None] - crowd, axis=-1).min(1)
+        places = np.concatenate([places, free[[room.argmax()]]])
+    return places
+
+
+def _plane(
+    axes: Axes,
+    pool: Floats,
+    labelled: Floats,
+    classes: Floats,
+    surface: Floats,
+    boundary: Floats,
+    extent: float,
+) -> None:
+    """All but the batch; parameters as of `batch_picture`."""
+    axes.grid(False)
+    axes.set(aspect="equal", xticks=[], yticks=[], xlim=(-extent, extent), ylim=(-extent, extent))
+    axes.spines[:].set(visible=True, color="#c9d1da")
+    sides = -extent, extent, -extent, extent
+    axes.imshow(surface, extent=sides, origin="lower", cmap=_SURFACE, aspect="equal")
+    grid = np.linspace(-extent, extent, len(boundary))
+    axes.contour(grid, grid, boundary, levels=[0], colors=INK, linestyles="--", linewidths=1.2)
+    axes.plot([], [], color=INK, linestyle="--", linewidth=1.2, label="decision boundary")
+    axes.scatter(pool[:, 0], pool[:, 1], s=7, color=SOFT, alpha=0.55, linewidths=0, label="pool")
+    for value, marker, label in ((0, "x", "labelled 0"), (1, "+", "labelled 1")):
+        rows = labelled[classes == value]
+        axes.scatter(rows[:, 0], rows[:, 1], s=55, marker=marker, color=INK, linewidths=1.6, label=label)
+
+
+def _batch(axes: Axes, batch: Floats, size: float = 85) -> None:
+    axes.scatter(
+        batch[:, 0],
+        batch[:, 1],
+        s=size,
+        color=COLOURS[1],
+        edgecolors="white",
+        linewidths=1.4,
+        zorder=3,
+        label="batch",
+    )
+
+
+def _shared_legend(figure: Figure, axes: Axes) -> None:
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), handletextpad=0.4)

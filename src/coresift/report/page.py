@@ -31,10 +31,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure; the caption is what is read out to those who cannot see it."""
+    """A figure; the caption is what is read out to those who cannot see it.
+
+    HTML holds the figure itself, Markdown points to a file of it.
+    """
 
     figure: Figure
     caption: str
+    file: str = ""
 
 
 Part: TypeAlias = str | Heading | Table | Picture
@@ -48,6 +52,36 @@ def page(title: str, parts: Iterable[Part]) -> str:
     """
     body = "\n".join(_html(part) for part in parts)
     return _PAGE.format(title=escape(title), style=_STYLE, body=body)
+
+
+def markdown(title: str, parts: Iterable[Part]) -> str:
+    """The same as Markdown; pictures are files beside it.
+
+    >>> print(markdown("Two", [Table(["row", "a"], [["b", "1"]], "One table.")]))
+    # Two
+    <BLANKLINE>
+    One table.
+    <BLANKLINE>
+    | row | a |
+    |---|--:|
+    | b | 1 |
+    <BLANKLINE>
+    """
+    blocks = [f"# {title}"]
+    for part in parts:
+        if isinstance(part, Heading):
+            blocks.append(f"## {part.text}")
+        elif isinstance(part, Table):
+            rule = "|---|" + "--:|" * (len(part.columns) - 1)
+            lines = (_line(part.columns), rule, *map(_line, part.rows))
+            blocks += [part.caption, "\n".join(lines)]
+        else:
+            blocks.append(part if isinstance(part, str) else f"![{part.caption}]({part.file})")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 def _html(part: Part) -> str:
@@ -127,5 +161,6 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th, td { padding: 0.35rem 1.1rem 0.35rem 0; text-align: right; white-space: nowrap; }
 thead th { border-bottom: 1px solid var(--soft); }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
+th:first-child { text-align: left; }
 tbody th { font-weight: 500; }
 """

@@ -35,8 +35,8 @@ class Centres:
         self.nearest = torch.full_like(space.norms, torch.inf)
         self.owner = torch.zeros_like(space.norms, dtype=torch.long)
         self.count = 0
-        for coordinates, square in space.anchors():
-            self._add(coordinates, square)
+        for coordinates, squares in space.anchors():
+            self._add(coordinates, squares)
         for n in account.pending.tolist():
             self.add(n)
         if self.count == 0:
@@ -44,22 +44,24 @@ class Centres:
 
     def add(self, n: int) -> None:
         """Make point ``n`` a centre."""
-        self._add(self.space.coordinates(n), float(self._squares[n]))
+        self._add(self.space.coordinates(n)[None], self._squares[n, None])
         self.nearest[n] = 0.0
 
-    def _add(self, coordinates: Tensor, square: float) -> None:
+    def _add(self, coordinates: Tensor, squares: Tensor) -> None:
+        """Make k elements of the space centres."""
         for part, values in self.space.inner(coordinates):
-            scale = self._squares[part] + square
+            scale = self._squares[part] + squares[:, None]  # (k, n)
             distance = scale - 2 * values
             # Where a distance drowns in the rounding of the scan, take it again in full precision.
-            near = (distance <= 100 * self.space.resolution * scale).nonzero()[:, 0]
+            near = (distance <= 100 * self.space.resolution * scale).any(0).nonzero()[:, 0]
             if len(near):
-                fine = scale[near] - 2 * self.space.inner_at(coordinates, near + part.start)
-                distance[near] = torch.where(fine > SAME * scale[near], fine, 0.0)
-            closer = distance < self.nearest[part]
-            self.nearest[part] = torch.where(closer, distance, self.nearest[part])
-            self.owner[part] = torch.where(closer, self.count, self.owner[part])
-        self.count += 1
+                fine = scale[:, near] - 2 * self.space.inner_at(coordinates, near + part.start)
+                distance[:, near] = torch.where(fine > SAME * scale[:, near], fine, 0.0)
+            closest, centre = distance.min(0)
+            closer = closest < self.nearest[part]
+            self.nearest[part] = torch.where(closer, closest, self.nearest[part])
+            self.owner[part] = torch.where(closer, self.count + centre, self.owner[part])
+        self.count += len(squares)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from coresift.types import InputError
 
+# Labelled points looked at together: one pass over the pool serves them all.
+ANCHORS = 64
+
 
 class Space(ABC):
     """The pool's points as vectors of a Hilbert space.
@@ -44,7 +47,9 @@ class Space(ABC):
 
     @abstractmethod
     def inner(self, element: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """<element, L_n> for every n, block by block, in order: pairs of a slice and its (n,) values."""
+        """<element, L_n> for every n, block by block, in order: pairs of a slice and its (..., n) values, for
+        any number of elements.
+        """
 
     @abstractmethod
     def inner_at(self, element: Tensor, index: Tensor) -> Tensor:
@@ -66,8 +71,10 @@ class Space(ABC):
         root, vectors = values[kept].sqrt(), vectors[:, kept]
         return root[:, None] * vectors.mT, vectors.mT @ self.inner_at(self.total(), index) / root
 
-    def anchors(self) -> Iterator[tuple[Tensor, float]]:
-        """Coordinates and squared norm of each labelled point that was mapped along with the pool."""
+    def anchors(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Coordinates (k, ...) and squared norms (k,) of the labelled points that were mapped along with the
+        pool, at most `ANCHORS` at a time.
+        """
         return iter(())
 
     @property

@@ -56,7 +56,7 @@ def last_layer_fisher_space(
     if not isinstance(posterior, LastLayerPosterior):
         raise InputError(
             f"{type(posterior).__name__} has no last layer to take gradients of; it needs the methods "
-            "features, outputs and likelihood (see coresift.models.LastLayerPosterior)"
+            "features, outputs and likelihood (see coresift.models.LastLayerPosterior); 'acs-fw' needs none"
         )
     theta = posterior.sample(num_samples, generator)
 

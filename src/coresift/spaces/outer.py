@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coresift.pool import ArrayPool, Pool, blocks, read
-from coresift.spaces.base import KernelSpace
+from coresift.pool import BLOCK, ArrayPool, Pool, blocks, read
+from coresift.spaces.base import ANCHORS, KernelSpace
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,10 @@ class OuterSpace(KernelSpace):
         self.kernel, self.pool, self.labelled = kernel, pool, labelled
         cross: Tensor | None = None  # (p, q), sum_m left_m right_m^T: all that the row sums need of the pool
         squares, offsets = [], []
-        for block in read(pool):
+        # A GPU wants more rows at a time than a cache holds.
+        on_gpu = pool.take([0]).is_cuda
+        self._block = 16 * BLOCK if on_gpu else BLOCK
+        for block in read(pool, self._block):
             left, right = kernel.sides(block.x)
             cross = left.mT @ right if cross is None else cross + left.mT @ right
             squares.append(kernel.squares(block.x))
@@ -82,32 +85,32 @@ class OuterSpace(KernelSpace):
         self._offset = torch.cat(offsets)
         middle = kernel.scale * _times(_times(cross.mT, kernel.left_metric).mT, kernel.right_metric)
         self._total = self._offset @ _times(self._offset.sum(0), kernel.offset_metric)
-        for block in blocks(pool):
+        for block in blocks(pool, self._block):
             left, right = kernel.sides(block.x)
             self._total[block.start : block.start + len(block)] += ((left @ middle) * right).sum(1)
 
-    def _column(self, x: Tensor) -> Tensor:
-        """(N,) inner products of the pool with one point ``x`` (1, ...)."""
-        column = torch.empty_like(self.norms)
-        for block in blocks(self.pool):
+    def _columns(self, x: Tensor) -> Tensor:
+        """(k, N) inner products of the pool with the points ``x`` (k, ...)."""
+        columns = self.norms.new_empty(len(x), len(self))
+        for block in blocks(self.pool, self._block):
             part = slice(block.start, block.start + len(block))
-            column[part] = self.kernel.product(block.x, self._offset[part], x)[:, 0]
-        return column
+            columns[:, part] = self.kernel.product(block.x, self._offset[part], x).mT
+        return columns
 
     def total(self) -> Tensor:
         return self._total
 
     def coordinates(self, n: int) -> Tensor:
-        return self._column(self.pool.take([n]))
+        return self._columns(self.pool.take([n]))[0]
 
     def gram(self, index: Tensor) -> Tensor:
         x = self.pool.take(index.cpu().numpy())
         return self.kernel.product(x, self._offset[index], x)
 
-    def anchors(self) -> Iterator[tuple[Tensor, float]]:
+    def anchors(self) -> Iterator[tuple[Tensor, Tensor]]:
         if self.labelled is not None:
-            for x in self.labelled.unsqueeze(1):
-                yield self._column(x), float(self.kernel.squares(x))
+            for x in torch.split(self.labelled, ANCHORS):
+                yield self._columns(x), self.kernel.squares(x)
 
 
 def _times(side: Tensor, metric: Tensor | None) -> Tensor:

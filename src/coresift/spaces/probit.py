@@ -13,7 +13,7 @@ from coresift.checks import check_covariance, check_finite
 from coresift.models.probit import ProbitPosterior
 from coresift.pool import Pool, read
 from coresift.progress import progress_bar
-from coresift.spaces.base import KernelSpace
+from coresift.spaces.base import ANCHORS, KernelSpace
 from coresift.special import normal_cdf_covariance
 
 # Pairs are done in squares of this many points: half a megabyte a temporary, which stays in cache.
@@ -84,11 +84,13 @@ class ProbitFisherSpace(KernelSpace):
         strips = range(0, len(index), TILE)
         return torch.cat([_inner(chosen[start : start + TILE], chosen) for start in strips])
 
-    def anchors(self) -> Iterator[tuple[Tensor, float]]:
+    def anchors(self) -> Iterator[tuple[Tensor, Tensor]]:
         if self._labelled is None:
             return
-        for n, squared_norm in enumerate(self._labelled.squared_norms().tolist()):
-            yield _inner(self._labelled[n : n + 1], self._points)[0], squared_norm
+        squares = self._labelled.squared_norms()
+        for start in range(0, len(squares), ANCHORS):
+            part = slice(start, start + ANCHORS)
+            yield _inner(self._labelled[part], self._points), squares[part]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coresift.checks import check_finite
-from coresift.spaces.base import Space
+from coresift.spaces.base import ANCHORS, Space
 from coresift.types import InputError
 
 
@@ -60,7 +60,8 @@ class VectorSpace(Space):
 
     def inner(self, element: Tensor) -> Iterator[tuple[slice, Tensor]]:
         # Brought to size one first: the sum of a large pool can be too long for float32.
-        length = float(element.abs().max()) or 1.0
+        length = element.abs().amax(-1, keepdim=True)
+        length = torch.where(length > 0, length, 1.0)
         direction = (element / length).to(self.vectors.dtype)
         for part in self._parts():
             yield part, (direction @ self.vectors[:, part]).double().mul_(length)
@@ -78,7 +79,8 @@ class VectorSpace(Space):
     def squared_total(self) -> float:
         return float(self._total @ self._total)
 
-    def anchors(self) -> Iterator[tuple[Tensor, float]]:
+    def anchors(self) -> Iterator[tuple[Tensor, Tensor]]:
         if self.labelled is not None:
-            for vector in self.labelled.double().unbind(1):
-                yield vector, float(vector @ vector)
+            for part in torch.split(self.labelled, ANCHORS, 1):
+                vectors = part.double().mT
+                yield vectors, vectors.square().sum(1)

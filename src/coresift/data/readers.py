@@ -1,0 +1,145 @@
+"""Files to tables: one reader for each form that data comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+
+from coresift.types import Floats, InputError
+
+Numbers: TypeAlias = npt.NDArray[np.float32 | np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A regression problem.
+
+    Attributes
+    ----------
+    name : for headings.
+    x : (N, d) features in float64, or in float32 where the table is large or the file was.
+    y : (N,) targets.
+    target : what ``y`` is, with its unit, for axes.
+    """
+
+    name: str
+    x: Numbers
+    y: Floats
+    target: str
+
+
+def read_own(path: Path, target: str | None = None) -> Table:
+    """Read a ``.csv`` file with a header, a ``.parquet`` or an ``.npz`` file.
+
+    ``target`` names the column to predict, by default the last; all others are features. Of an ``.npz`` file,
+    see `read_npz`, it is only the name for axes.
+    """
+    kind = path.suffix.lower()
+    if kind == ".npz":
+        return read_npz(path, target or "y")
+    if kind not in (".csv", ".parquet"):
+        raise InputError(f"cannot read {path}: its name should end in .csv, .parquet or .npz")
+    columns = _read_arrow(path)
+    names = columns.column_names
+    if not any(character.isalpha() for character in "".join(names)):
+        raise InputError(f"{path} has no header: its first line is {','.join(names)[:60]}; put names there")
+    return _from_arrow(path, columns, names[-1] if target is None else target)
+
+
+def read_npz(path: Path, target: str = "y") -> Table:
+    """Read arrays ``x`` (N, d) and ``y`` (N,)."""
+    try:
+        with np.load(path) as arrays:
+            x, y = arrays["x"], arrays["y"]
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        raise InputError(f"cannot read {path}: {error}; it should hold arrays x and y of numbers") from None
+    if x.ndim != 2 or y.shape != x.shape[:1] or not all(array.dtype.kind in "fiub" for array in (x, y)):
+        raise InputError(
+            f"{path} holds x of shape {x.shape} and type {x.dtype} and y of shape {y.shape} and type "
+            f"{y.dtype}, expected numbers of shapes (N, d) and (N,)"
+        )
+    return _checked(path, x if x.dtype == np.float32 else x.astype(np.float64), y, range(x.shape[1]), target)
+
+
+def read_spaced(path: Path) -> Table:
+    """Read numbers with spaces between them and no header; the last column is the target."""
+    try:
+        numbers = np.loadtxt(path, ndmin=2)
+    except ValueError as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+    return _checked(path, numbers[:, :-1], numbers[:, -1], range(numbers.shape[1]), "y")
+
+
+def read_year(path: Path) -> Table:
+    """Read ``YearPredictionMSD.txt``: no header, the year and then 90 features.
+
+    In float32, since the text holds five decimals of numbers up to thousands and float64 would double 190 MB.
+    """
+    import pyarrow as pa
+    import pyarrow.csv
+
+    columns = _read_arrow(
+        path,
+        read_options=pa.csv.ReadOptions(autogenerate_column_names=True),
+        convert_options=pa.csv.ConvertOptions(column_types={f"f{i}": pa.float32() for i in range(91)}),
+    )
+    return _from_arrow(path, columns, "f0", np.float32)
+
+
+def _read_arrow(path: Path, **options: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    read = pa.parquet.read_table if path.suffix.lower() == ".parquet" else pa.csv.read_csv
+    try:
+        return read(path, **options)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
+
+
+def _from_arrow(path: Path, columns: Any, target: str, dtype: npt.DTypeLike = np.float64) -> Table:
+    from pyarrow import types
+
+    names = columns.column_names
+    if target not in names:
+        raise InputError(f"{path} has no column {target!r}; it has {', '.join(names)}")
+    # A column of the type null is a number missing from every row, and named as such later.
+    numeric = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
+    for field in columns.schema:
+        if not any(fits(field.type) for fits in numeric):
+            raise InputError(
+                f"column {field.name!r} of {path} holds {field.type}, expected numbers; encode it or drop it"
+            )
+    x, y = np.empty((len(columns), len(names) - 1), dtype), np.empty(len(columns))
+    places = list(x.T)  # where each column goes: views, so that no second copy of all is made
+    places.insert(names.index(target), y)
+    start = 0
+    for batch in columns.to_batches():
+        stop = start + len(batch)
+        for place, column in zip(places, batch.columns, strict=True):
+            place[start:stop] = column.to_numpy(zero_copy_only=False)
+        start = stop
+    names.remove(target)
+    return _checked(path, x, y, names, target)
+
+
+def _checked(path: Path, x: Numbers, y: npt.NDArray[Any], names: Sequence[Any], target: str) -> Table:
+    """The table, if it has rows and features and none of its numbers is missing."""
+    if x.size == 0:
+        raise InputError(f"{path} holds {x.shape[0]} rows of {x.shape[1]} features")
+    for numbers, labels in ((x, names), (y[:, None], [target])):
+        finite = np.isfinite(numbers)
+        if not finite.all():
+            row, column = np.argwhere(~finite)[0]
+            raise InputError(
+                f"{path} holds {numbers[row, column]} in row {row}, column {labels[column]!r}; "
+                "drop or impute such rows first"
+            )
+    return Table(path.stem, x, y.astype(np.float64), target)

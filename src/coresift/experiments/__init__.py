@@ -1,0 +1,1 @@
+"""The paper's experiments, each a short file to read from top to bottom."""

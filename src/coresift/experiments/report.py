@@ -1,0 +1,263 @@
+"""The report on an experiment: tables beside the paper's, learning curves, tests, all rounds in one file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from matplotlib.figure import Figure
+
+from coresift.experiments.comparison import Along, Estimate, Results, Standing, compare_pairs, standings
+from coresift.experiments.published import paper_name, paper_rmse, paper_seconds
+from coresift.experiments.store import Log, Record, read
+from coresift.report.figures import CurvePanel, curve_panels, save
+from coresift.report.page import Heading, Part, Picture, Table, markdown, page
+
+TITLE = "Which labels to buy: the regression experiments"
+NOTHING = "\N{EN DASH}"
+
+_HOW = (
+    "All errors are test RMSE, mean ± standard error over seeds. Methods are compared twice: at equal "
+    "labels, and at equal refits, since a method that refits after every label or buys small batches gets "
+    "more computing than the others. Fits on imputed labels count as refits and for nothing else. Runs of "
+    "one seed share the split, the first labels and the initial networks, so methods are compared in pairs: "
+    "two-sided Wilcoxon signed-rank tests on the differences at equal labels, Holm-corrected over the "
+    "methods compared on a data set, at 5%."
+)
+
+
+def write_report(folder: Path, out: Path | None = None, *, show: Sequence[str] | None = None) -> Path:
+    """Write ``report.html``, whose path it gives, ``table1.md``, ``curves-DATA.png`` and ``rounds.parquet``.
+
+    Parameters
+    ----------
+    folder : with ``DATA/METHOD.jsonl``; runs may be unfinished.
+    out : where to write; the same folder by default.
+    show : methods in the figures, which have seven colours; a handful with the best by default.
+    """
+    out = out or folder
+    out.mkdir(parents=True, exist_ok=True)
+    records = read(folder)
+    write_rounds(records, out / "rounds.parquet")
+    everything = [Results.gather(data, list(runs)) for data, runs in groupby(records, lambda run: run.data)]
+    ranking = standings(everything)
+    parts: list[Part] = [*_origin(folder), *_overview(ranking), _HOW]
+    for results in everything:
+        parts += [Heading(results.data), *_left_out(results)]
+        if results.ranked():
+            name = f"curves-{results.data}.png"
+            figure = _curves(results, _handful(results, ranking) if show is None else show)
+            save(figure, out / name)
+            parts.append(Picture(figure, _curves_caption(results), name))
+        parts += [_equal_labels(results), _equal_refits(results), *_pairs(results), _seconds(results)]
+    (out / "table1.md").write_text(markdown(TITLE, parts), encoding="utf-8")
+    path = out / "report.html"
+    path.write_text(page(TITLE, parts), encoding="utf-8")
+    return path
+
+
+def write_rounds(records: Iterable[Record], path: Path) -> None:
+    """All rounds of all runs, finished or not, as one Parquet file."""
+    name, count, short = pa.dictionary(pa.int16(), pa.string()), pa.int32(), pa.float32()
+    columns = {
+        "data": name,
+        "method": name,
+        "seed": count,
+        "fits": count,
+        "labels": count,
+        "guessed": count,
+        "rmse": pa.float64(),
+        "log_density": short,
+        "fit_seconds": short,
+        "select_seconds": short,
+        "chosen": pa.list_(count),
+    }
+    rows = [{**vars(record), **vars(turn)} for record in records for turn in record.rounds]
+    arrays = {name: pa.array([row[name] for row in rows], type=kind) for name, kind in columns.items()}
+    pq.write_table(pa.table(arrays), path, compression="zstd")
+
+
+# What stands at the top.
+
+
+def _origin(folder: Path) -> list[str]:
+    """How the results were made, as far as the logs say."""
+    made = [Log(path).made() for path in sorted(folder.glob("*/*.jsonl"))]
+    names = dict.fromkeys(name for each in made for name in each)
+    values = {name: dict.fromkeys(each[name] for each in made if name in each) for name in names}
+    lines = [f"{name.capitalize()}: {'; '.join(each)}." for name, each in values.items()]
+    return [" ".join(lines)] if lines else []
+
+
+def _overview(ranking: Sequence[Standing]) -> list[Part]:
+    if not ranking:
+        return ["There is no ranking yet: it needs two finished runs of random on some data set."]
+    best, names = ranking[0], sorted({name for standing in ranking for name in standing.at_labels})
+    rows = [
+        [
+            standing.method,
+            *(f"{value:.3f}" for value in standing.overall),
+            *(f"{standing.at_labels[name]:.3f}" if name in standing.at_labels else NOTHING for name in names),
+        ]
+        for standing in ranking
+    ]
+    return [
+        f"The most accurate at equal labels is {best.method}: its error is {best.overall[0]:.2f} times that "
+        f"of random ({best.overall[1]:.2f} times at equal refits), in geometric mean over "
+        f"{', '.join(best.at_labels)}.",
+        Table(
+            ["method", "equal labels", "equal refits", *names],
+            rows,
+            "RMSE as a share of random's: geometric means over data sets at equal labels and at equal "
+            "refits, then each data set at equal labels. Methods that lack data sets stand last.",
+        ),
+    ]
+
+
+# What stands under each data set.
+
+
+def _left_out(results: Results) -> list[str]:
+    """What the figures do not count, and cannot tell."""
+    lines = []
+    counts = {name: count for name, count in results.unfinished.items() if count}
+    if counts:
+        each = ", ".join(f"{name} {count}" for name, count in counts.items())
+        lines.append(f"Left out: {sum(counts.values())} unfinished ({each}).")
+    if any(len(runs) < 6 for runs in results.runs.values()):
+        lines.append("With fewer than six finished seeds, a method cannot be told apart from any other.")
+    return [" ".join(lines)] if lines else []
+
+
+def _table(
+    results: Results,
+    along: Along,
+    columns: Sequence[str],
+    cells: Callable[[str], Sequence[str]],
+    caption: str,
+) -> Table:
+    """A row for each method, the most accurate first; nothing for those with fewer than two finished runs."""
+    ranked = results.ranked(along)
+    rows = [[name, *cells(name)] for name in ranked]
+    rows += [[name, *[NOTHING] * len(columns)] for name in results.runs if name not in ranked]
+    return Table(["method", *columns], rows, caption)
+
+
+def _equal_labels(results: Results) -> Table:
+    def cells(name: str) -> list[str]:
+        ours, ends = Estimate.over(results.errors(name).values()), results.at(name, "labels").values()
+        refits = _count(turn.fits for turn in ends)
+        return [str(ours), str(len(ends)), refits, *_beside(ours, paper_rmse(results.data, name))]
+
+    columns = [f"RMSE at {results.labels} labels", "seeds", "refits", "paper", "z", "ours"]
+    caption = (
+        "Table 1, at equal labels. z: ours less the paper's, in standard errors of the difference; up to "
+        "three, the two agree."
+    )
+    return _table(results, "labels", columns, cells, caption)
+
+
+def _beside(ours: Estimate, paper: tuple[float, float] | None) -> list[str]:
+    """The paper's figure, how far ours is from it, and that in a word."""
+    if paper is None:
+        return [NOTHING] * 3
+    z = (ours.mean - paper[0]) / math.hypot(ours.error, paper[1])
+    word = "agrees" if abs(z) <= 3 else "lower" if z < 0 else "higher"
+    return [str(Estimate(*paper)), f"{z:+.1f}", word]
+
+
+def _equal_refits(results: Results) -> Table:
+    def cells(name: str) -> list[str]:
+        turns = results.at(name, "fits").values()
+        error = Estimate.over(turn.rmse for turn in turns)
+        return [str(error), _count(turn.labels for turn in turns), str(len(turns))]
+
+    columns = [f"RMSE after {results.refits} refits", "labels then", "seeds"]
+    return _table(results, "fits", columns, cells, "The same at equal refits, where some have fewer labels.")
+
+
+def _count(values: Iterable[int]) -> str:
+    """One number where all are the same, else their mean."""
+    found = list(values)
+    return str(found[0]) if len(set(found)) == 1 else f"{sum(found) / len(found):.1f}"
+
+
+def _pairs(results: Results) -> list[Table]:
+    """Paired comparisons with random, and with the best method."""
+    ranked = results.ranked()
+    errors = {name: results.errors(name) for name in ranked}
+    tables = []
+    for reference in dict.fromkeys(["random", *ranked[:1]]):
+        note = "" if reference == "random" else ", the best by these same figures, which flatter it a little"
+        rows = [
+            [
+                pair.method,
+                f"{pair.difference.mean:+.3f} ± {pair.difference.error:.3f}",
+                str(pair.num_seeds),
+                "< 0.0001" if pair.p_value < 1e-4 else f"{pair.p_value:.4f}",
+                pair.verdict,
+            ]
+            for pair in (compare_pairs(errors, reference) if reference in errors else ())
+        ]
+        caption = f"RMSE less that of {reference}{note}; in pairs, at equal labels."
+        if rows:
+            tables.append(Table(["method", "difference", "pairs", "p", "in words"], rows, caption))
+    return tables
+
+
+def _seconds(results: Results) -> Table:
+    def cells(name: str) -> list[str]:
+        paper = paper_seconds(results.data, name)
+        theirs = [NOTHING] * 3 if paper is None else [f"{value:.1f}" for value in paper]
+        ours = [f"{value:.3g}" for value in results.seconds(name)]
+        return [cell for both in zip(ours, theirs, strict=True) for cell in both]
+
+    columns = ["batch", "paper", "round", "paper", "run", "paper"]
+    caption = (
+        "Table 2, seconds: to build a batch; for the whole round; for the whole run. Runs trained side by "
+        "side share the time of their training. Refits within a batch belong to one round."
+    )
+    return _table(results, "labels", columns, cells, caption)
+
+
+# Figures.
+
+
+def _handful(results: Results, ranking: Sequence[Standing]) -> list[str]:
+    """Methods to draw, in the same order everywhere, so that they keep their colours."""
+    paper = [name for name in results.runs if paper_name(results.data, name) == "ACS-FW"]
+    acs = ["acs-fw"] if "acs-fw" in results.runs else sorted(paper, key=len)[:1]
+    leader = [standing.method for standing in ranking[:1]]
+    # Those that may be missing on some data sets come last.
+    return ["random", "maxent", *acs, *leader, "maxent-sg", "maxent-i", *results.ranked()[:1]]
+
+
+def _curves(results: Results, show: Sequence[str]) -> Figure:
+    ranked = results.ranked()
+    names = [name for name in dict.fromkeys(show) if name in ranked] or ranked[:7]
+    labels = results.label_grid()
+    refits = {name: results.refit_grid(name) for name in names}
+    beyond = max(grid[-1] for grid in refits.values()) > results.refits > 0
+    return curve_panels(
+        [
+            CurvePanel("labels", {name: (labels, results.curve(name, "labels", labels)) for name in names}),
+            CurvePanel(
+                "refits",
+                {name: (grid, results.curve(name, "fits", grid)) for name, grid in refits.items()},
+                stretched=results.refits if beyond else None,
+            ),
+        ],
+        f"test RMSE, {results.data}",
+    )
+
+
+def _curves_caption(results: Results) -> str:
+    return (
+        "Test error against labels and against refits: means over seeds, bands of two standard errors. Where "
+        "a run has no fit, its last one before counts. A dotted line stands at the "
+        f"{results.refits} refits of methods with full batches; beyond it the axis is logarithmic."
+    )

@@ -1,0 +1,153 @@
+"""The runner: all seeds of a method side by side; rounds are written down as they end, and not repeated."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+import coresift
+from coresift.experiments.config import Experiment
+from coresift.experiments.store import Log
+from coresift.loop import Round, Simulation, State, step
+from coresift.report.figures import standard_error
+from coresift.types import InputError
+
+# One run of one method: its name and its seed.
+Run = tuple[str, int]
+
+
+def run_experiment(
+    experiment: Experiment,
+    out: Path,
+    *,
+    folder: Path | None = None,
+    device: str = "cpu",
+    workers: int = 1,
+    together: bool = False,
+) -> None:
+    """Run what is not yet in ``out``.
+
+    Parameters
+    ----------
+    folder : where published tables lie.
+    device : where networks are trained.
+    workers : processes that evaluate and choose.
+    together : train all methods side by side, not only the seeds of one: a GPU has room for that.
+    """
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"device is {device!r}, which is not to be had here; try 'cpu'")
+    names = list(experiment.methods)
+    groups = [names] if together else [[name] for name in names]
+    for data in experiment.data:
+        simulation = experiment.simulation(data, folder, device, workers)
+        for group in groups:
+            logs = {name: Log(out / data / f"{name}.jsonl") for name in group}
+            for name, log in logs.items():
+                beside = {"beside": sorted(group)} if together else {}
+                log.open({**experiment.settings(data, name), **beside}, _made(device))
+            _run_group(experiment, data, simulation, logs)
+
+
+def _run_group(experiment: Experiment, data: str, simulation: Simulation, logs: Mapping[str, Log]) -> None:
+    states: dict[Run, State] = {
+        (name, seed): simulation.begin(experiment.methods[name], seed)
+        for name in logs
+        for seed in range(experiment.seeds)
+    }
+    last: dict[Run, Round] = {}
+    for rounds in _recorded(logs, states):
+        last |= rounds
+    with _display(data, list(logs), simulation, states) as show:
+        while alive := [run for run, state in states.items() if not state.done]:
+            after, turns = step(simulation, [states[run] for run in alive])
+            found = dict(zip(alive, turns, strict=True))
+            for name, log in logs.items():
+                log.append({seed: turn for (method, seed), turn in found.items() if method == name})
+            states |= dict(zip(alive, after, strict=True))
+            last |= found
+            show(states, last)
+
+
+def _recorded(logs: Mapping[str, Log], states: dict[Run, State]) -> Iterator[dict[Run, Round]]:
+    """Move the states through the turns that are written down for all runs, and drop what is beyond."""
+    written = {(name, seed): rounds for name, log in logs.items() for seed, rounds in log.rounds().items()}
+    kept: dict[Run, list[Round]] = {run: [] for run in states}
+    turn = 0
+    while alive := [run for run, state in states.items() if not state.done]:
+        if not all(turn < len(written.get(run, ())) for run in alive):
+            break
+        rounds = {run: written[run][turn] for run in alive}
+        for run, found in rounds.items():
+            states[run] = states[run].after(found)
+            kept[run].append(found)
+        turn += 1
+        yield rounds
+    for name, log in logs.items():
+        log.cut({seed: rounds for (method, seed), rounds in kept.items() if method == name})
+
+
+@contextmanager
+def _display(
+    data: str, names: Sequence[str], simulation: Simulation, states: Mapping[Run, State]
+) -> Iterator[Callable[[Mapping[Run, State], Mapping[Run, Round]], None]]:
+    """A bar for each method, by labels bought, with its latest error and the time left."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[latest]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        tasks = {name: progress.add_task(f"{data} {name}", total=1.0, latest="") for name in names}
+        finished: set[str] = set()
+
+        def show(states: Mapping[Run, State], last: Mapping[Run, Round]) -> None:
+            for name, task in tasks.items():
+                mine = [run for run in states if run[0] == name]
+                bought = float(np.mean([len(states[run].labelled) for run in mine])) - simulation.first
+                done = all(states[run].done for run in mine)
+                errors = np.array([last[run].rmse for run in mine if run in last])
+                spread = f" ± {standard_error(errors):.3f}" if len(errors) > 1 else ""
+                latest = f"{simulation.first + bought:.0f} labels, RMSE {errors.mean():.3f}{spread}"
+                # The last fit counts as much as a batch.
+                share = (bought + simulation.batch * done) / (simulation.budget + simulation.batch)
+                progress.update(task, completed=share, latest=latest)
+                if done and name not in finished:
+                    finished.add(name)
+                    if not console.is_terminal:
+                        console.print(f"{data} {name}: {len(mine)} seeds, {latest}", soft_wrap=True)
+
+        yield show
+
+
+def _made(device: str) -> dict[str, str]:
+    """Where results come from, for whoever reads them later."""
+    made = {
+        "command": shlex.join(["coresift", *sys.argv[1:]]),
+        "coresift": coresift.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else "CPU",
+    }
+    git = shutil.which("git")
+    if git is not None:
+        where = Path(__file__).parent
+        found = subprocess.run(
+            [git, "describe", "--always", "--dirty"], cwd=where, capture_output=True, text=True, check=False
+        )
+        if found.returncode == 0:
+            made["commit"] = found.stdout.strip()
+    return made

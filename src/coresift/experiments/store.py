@@ -1,0 +1,130 @@
+"""The record of experiments: rounds appended as they finish, one file for each data set and method."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from coresift.loop import Round
+from coresift.types import InputError
+
+
+@dataclass(frozen=True)
+class Record:
+    """The rounds of one run, as far as it has come."""
+
+    data: str
+    method: str
+    seed: int
+    rounds: tuple[Round, ...]
+
+
+@dataclass(frozen=True)
+class Log:
+    """The rounds of all seeds of one method on one data set, in JSON lines; the first says how they came.
+
+    A line is written whole or not at all: what a killed run left of its last line is dropped.
+
+    Attributes
+    ----------
+    path : ``FOLDER/DATA/METHOD.jsonl``
+    """
+
+    path: Path
+
+    def open(self, settings: Mapping[str, Any], made: Mapping[str, str] | None = None) -> None:
+        """Begin the file, or check that the rounds that are there were made with the same settings.
+
+        Parameters
+        ----------
+        settings : all that decides the results.
+        made : where they come from, such as the command and the versions.
+        """
+        if not self.path.exists() or not self.rounds():  # such as after a mistake in the model's options
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._replace([{"settings": settings, "made": made or {}}])
+            return
+        before = self.settings()
+        if before != settings:
+            changed = sorted(name for name in {*before, *settings} if before.get(name) != settings.get(name))
+            raise InputError(
+                f"{self.path} was made with other settings ({', '.join(changed)}); "
+                "name another folder with --out, or remove that file"
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """All that decided the results."""
+        found: dict[str, Any] = next(self._lines())["settings"]
+        return found
+
+    def made(self) -> dict[str, str]:
+        """Where the results come from."""
+        found: dict[str, str] = next(self._lines())["made"]
+        return found
+
+    def rounds(self) -> dict[int, list[Round]]:
+        """The rounds of each seed, in order."""
+        found: dict[int, list[Round]] = {}
+        lines = self._lines()
+        next(lines, None)
+        for line in lines:
+            found.setdefault(line.pop("seed"), []).append(_round(line))
+        return found
+
+    def append(self, rounds: Mapping[int, Round]) -> None:
+        """Write a round of each seed, through to the disk."""
+        text = "".join(json.dumps({"seed": seed, **_described(turn)}) + "\n" for seed, turn in rounds.items())
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def cut(self, rounds: Mapping[int, Sequence[Round]]) -> None:
+        """Keep these rounds only: what a killed run wrote of an unfinished turn is done again."""
+        longest = max((len(each) for each in rounds.values()), default=0)
+        kept = [
+            {"seed": seed, **_described(each[turn])}
+            for turn in range(longest)
+            for seed, each in rounds.items()
+            if turn < len(each)
+        ]
+        self._replace([{"settings": self.settings(), "made": self.made()}, *kept])
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        with self.path.open(encoding="utf-8") as file:
+            for line in file:
+                if line.endswith("\n"):  # else the run was killed while it wrote
+                    yield json.loads(line)
+
+    def _replace(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Write the whole file anew; whoever looks sees the old one or the new one."""
+        new = self.path.with_suffix(".new")
+        new.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        os.replace(new, self.path)
+
+
+def read(folder: Path) -> list[Record]:
+    """All runs recorded in a folder, by data set, method and seed."""
+    logs = sorted(folder.glob("*/*.jsonl"))
+    if not logs:
+        raise InputError(f"{folder} holds no results: there is no DATA/METHOD.jsonl in it")
+    return [
+        Record(path.parent.name, path.stem, seed, tuple(rounds))
+        for path in logs
+        for seed, rounds in sorted(Log(path).rounds().items())
+    ]
+
+
+def _described(turn: Round) -> dict[str, Any]:
+    """Only what differs from the defaults, so that a line stays short."""
+    return {name: value for name, value in asdict(turn).items() if value != ()}
+
+
+def _round(described: dict[str, Any]) -> Round:
+    for name in ("chosen", "guesses", "bought"):
+        described[name] = tuple(described.get(name, ()))
+    return Round(**described)

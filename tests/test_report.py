@@ -1,0 +1,259 @@
+"""The report on an experiment, on small folders whose figures are worked out by hand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from coresift.experiments.comparison import Results, compare_pairs, holm, standings
+from coresift.experiments.published import paper_name, paper_rmse, paper_seconds
+from coresift.experiments.report import NOTHING, write_report
+from coresift.experiments.store import Log, Record, read
+from coresift.loop import Round
+
+FIRST, BATCH, FULL, SEEDS = 20, 10, 40, 8
+
+
+def error(method: str, seed: int, labels: int) -> float:
+    """Better by method, the same for all at the start."""
+    gain = {"random": 0.0, "lcmd": 1.0, "acs-fisher": -1.0, "maxent": 0.2 if seed % 2 else -0.2}
+    noise = np.random.default_rng([seed, labels, len(method)]).normal() / 100
+    return (
+        4
+        + 0.1 * seed
+        + (FULL - labels) / 10
+        + noise
+        - gain.get(method, 0.5) * (labels - FIRST) / (FULL - FIRST)
+    )
+
+
+def run(
+    method: str, seed: int, steps: list[int], *, impute: bool = False, stop: int | None = None
+) -> list[Round]:
+    """The rounds of a run that chooses so many points after each fit."""
+    labels = guessed = 0
+    rounds = []
+    for fits, wanted in enumerate([*steps, 0]):
+        true = FIRST + labels
+        # A fit on imputed labels has an error that would be seen at once if it came into any figure.
+        rmse = 1000.0 if guessed else error(method, seed, true)
+        chosen = tuple(range(labels + guessed, labels + guessed + wanted))
+        bought = (
+            () if impute and guessed + wanted < BATCH else tuple(range(labels, labels + guessed + wanted))
+        )
+        rounds.append(
+            Round(
+                fits,
+                true,
+                guessed,
+                rmse,
+                -1.0,
+                chosen,
+                (),
+                bought if wanted else (),
+                2.0,
+                0.5 if wanted else 0.0,
+            )
+        )
+        labels, guessed = (labels + len(bought), 0) if bought else (labels, guessed + wanted)
+    return rounds[:stop]
+
+
+def write(log: Log, seeds: dict[int, list[Round]], **made: str) -> None:
+    log.open({}, made)
+    for seed, rounds in seeds.items():
+        for turn in rounds:
+            log.append({seed: turn})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two data sets; all kinds of methods on the first, few and unfinished ones on the second."""
+    folder = tmp_path_factory.mktemp("results")
+    origin = {"command": "coresift reproduce", "commit": "abc123", "torch": "2.9"}
+    full = [BATCH, BATCH]
+    for method in ("random", "lcmd", "acs-fisher", "maxent"):
+        log = Log(folder / "yacht" / f"{method}.jsonl")
+        write(log, {seed: run(method, seed, full) for seed in range(SEEDS)}, **origin)
+    write(Log(folder / "yacht/maxent.jsonl"), {SEEDS: run("maxent", SEEDS, full, stop=2)}, **origin)
+    uneven = {seed: run("unfilled", seed, [7, 6, 7] if seed % 2 else [5, 5, 5, 5]) for seed in range(SEEDS)}
+    write(Log(folder / "yacht/unfilled.jsonl"), uneven)
+    single = [1] * (2 * BATCH)
+    write(
+        Log(folder / "yacht/maxent-sg.jsonl"), {seed: run("maxent-sg", seed, single) for seed in range(SEEDS)}
+    )
+    imputed = {seed: run("maxent-i", seed, single, impute=True) for seed in range(SEEDS)}
+    write(Log(folder / "yacht/maxent-i.jsonl"), imputed)
+    write(Log(folder / "boston/random.jsonl"), {seed: run("random", seed, full) for seed in range(3)})
+    write(Log(folder / "boston/lcmd.jsonl"), {0: run("lcmd", 0, full), 1: run("lcmd", 1, full, stop=1)})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def out(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("out") / "deeper"
+    assert write_report(folder, out) == out / "report.html"
+    return out
+
+
+def results(folder: Path, data: str) -> Results:
+    return Results.gather(data, [record for record in read(folder) if record.data == data])
+
+
+def rows(out: Path, data: str, column: str) -> dict[str, list[str]]:
+    """The table of a data set that has such a column: row name -> cells."""
+    section = (out / "table1.md").read_text(encoding="utf-8").split(f"## {data}\n")[1].split("\n## ")[0]
+    table = next(block for block in section.split("\n\n") if block.startswith("|") and column in block)
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    return {name: cells for name, *cells in lines[2:]}
+
+
+def cell(values: list[float]) -> str:
+    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1) / np.sqrt(len(values)):.3f}"
+
+
+def test_equal_labels(out: Path) -> None:
+    table = rows(out, "yacht", "RMSE at 40 labels")
+    for method, refits in {
+        "random": "2",
+        "maxent": "2",
+        "unfilled": "3.5",
+        "maxent-sg": "20",
+        "maxent-i": "20",
+    }.items():
+        assert table[method][:3] == [cell([error(method, seed, FULL) for seed in range(SEEDS)]), "8", refits]
+    assert next(iter(table)) == "lcmd"
+    ours = np.array([error("random", seed, FULL) for seed in range(SEEDS)])
+    z = (ours.mean() - 1.272) / np.sqrt(ours.var(ddof=1) / SEEDS + 0.0593**2)
+    assert table["random"][3:] == ["1.272 ± 0.059", f"{z:+.1f}", "higher"]
+    assert table["acs-fisher"][3] == "1.031 ± 0.044"
+    assert table["lcmd"][3:] == [NOTHING] * 3
+
+
+def test_equal_refits(out: Path) -> None:
+    table = rows(out, "yacht", "RMSE after 2 refits")
+    assert table["random"] == [cell([error("random", seed, FULL) for seed in range(SEEDS)]), "40", "8"]
+    unfilled = [error("unfilled", seed, 33 if seed % 2 else 30) for seed in range(SEEDS)]
+    assert table["unfilled"] == [cell(unfilled), "31.5", "8"]
+    assert table["maxent-sg"][:2] == [cell([error("maxent-sg", seed, 22) for seed in range(SEEDS)]), "22"]
+    # Two fits on imputed labels are two refits and no result: it still stands at its start.
+    assert table["maxent-i"][:2] == [cell([error("maxent-i", seed, 20) for seed in range(SEEDS)]), "20"]
+
+
+def test_curves_lie_on_the_common_grid(folder: Path) -> None:
+    found = results(folder, "yacht")
+    assert found.label_grid() == [20, 30, 40]
+    unfilled = found.curve("unfilled", "labels", [20, 30, 40])
+    np.testing.assert_allclose(unfilled[1], [error("unfilled", 1, labels) for labels in (20, 27, 40)])
+    assert found.refit_grid("maxent-i") == [0, 10, 20]
+    assert found.curve("maxent-i", "fits", range(21)).max() < 1000
+
+
+def test_seconds(folder: Path, out: Path) -> None:
+    found = results(folder, "yacht")
+    assert found.seconds("random") == pytest.approx((0.5, 2.5, 7.0))
+    # Ten choices and ten fits lead to a batch, whether its labels are imputed or bought one by one.
+    assert found.seconds("maxent-i") == pytest.approx((5.0, 25.0, 52.0))
+    assert found.seconds("maxent-sg") == pytest.approx((5.0, 25.0, 52.0))
+    assert rows(out, "yacht", "batch")["random"] == ["0.5", "0.0", "2.5", "8.9", "7", "88.6"]
+
+
+def test_pairs(out: Path) -> None:
+    table = rows(out, "yacht", "than random")
+    gaps = [error("lcmd", seed, FULL) - error("random", seed, FULL) for seed in range(SEEDS)]
+    # All eight differences have one sign: 2 / 2^8, times the six methods compared.
+    assert table["lcmd"] == [cell(gaps), "8", f"{6 * 2 / 2**8:.4f}", "better than random"]
+    assert table["acs-fisher"][-1] == "worse than random"
+    assert table["maxent"][-1] == "not told apart from random"
+    assert rows(out, "yacht", "than lcmd")["random"][-1] == "worse than lcmd"
+
+
+def test_pairs_share_seeds_and_need_two() -> None:
+    errors = {"random": {0: 1.0, 1: 2.0, 2: 3.0}, "same": {1: 2.0, 2: 3.0, 9: 0.0}, "alone": {0: 0.5, 9: 0.0}}
+    (pair,) = compare_pairs(errors, "random")
+    assert (pair.method, pair.num_seeds, pair.p_value) == ("same", 2, 1.0)
+    assert pair.verdict == "not told apart from random"
+
+
+def test_holm() -> None:
+    # By hand: 4 x 0.005; 3 x 0.01; 2 x 0.03; then 0.04 may not come below the 0.06 before it.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_standings() -> None:
+    def runs(data: str, method: str, errors: list[float]) -> list[Record]:
+        return [
+            Record(data, method, seed, (Round(0, 20, 0, value, 0.0),)) for seed, value in enumerate(errors)
+        ]
+
+    first = Results.gather(
+        "a", [*runs("a", "random", [1, 3]), *runs("a", "m", [1, 1]), *runs("a", "n", [0.1, 0.1])]
+    )
+    second = Results.gather("b", [*runs("b", "random", [4, 4, 9]), *runs("b", "m", [8, 8])])
+    found = {standing.method: standing for standing in standings([first, second])}
+    assert list(found) == ["m", "random", "n"]
+    # Half on one, twice on the other, over the seeds that both have.
+    assert found["m"].at_labels == {"a": 0.5, "b": 2.0}
+    assert found["m"].overall == pytest.approx((1.0, 1.0))
+
+
+def test_partial_results_are_named(out: Path) -> None:
+    text = (out / "table1.md").read_text(encoding="utf-8")
+    assert "Left out: 1 unfinished (maxent 1)." in text
+    assert "Left out: 1 unfinished (lcmd 1). With fewer than six" in text
+    assert rows(out, "boston", "RMSE at 40 labels")["lcmd"] == [NOTHING] * 6
+    assert "than random" not in text.split("## boston")[1].split("## yacht")[0]
+
+
+def test_nothing_finished(tmp_path: Path) -> None:
+    write(
+        Log(tmp_path / "energy/random.jsonl"), {seed: run("random", seed, [10], stop=1) for seed in range(3)}
+    )
+    write_report(tmp_path)
+    assert "Left out: 3 unfinished (random 3)." in (tmp_path / "table1.md").read_text(encoding="utf-8")
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_page_needs_nothing_else(out: Path) -> None:
+    text = (out / "report.html").read_text(encoding="utf-8")
+    links = re.findall(r'(?:src|href)="([^"]*)"', text)
+    assert len(links) == 2
+    assert all(link.startswith("data:image/svg+xml;base64,") for link in links)
+    assert "Command: coresift reproduce. Commit: abc123. Torch: 2.9." in text
+    for data in ("yacht", "boston"):
+        assert (out / f"curves-{data}.png").read_bytes().startswith(b"\x89PNG")
+        assert f"](curves-{data}.png)" in (out / "table1.md").read_text(encoding="utf-8")
+
+
+def test_rounds_come_back(folder: Path, out: Path) -> None:
+    table = pq.read_table(out / "rounds.parquet")
+    assert pq.ParquetFile(out / "rounds.parquet").metadata.row_group(0).column(0).compression == "ZSTD"
+    rounds = [(record, turn) for record in read(folder) for turn in record.rounds]
+    assert table.num_rows == len(rounds)
+    for row, (record, turn) in zip(table.to_pylist(), rounds, strict=True):
+        assert (row["data"], row["method"], row["seed"]) == (record.data, record.method, record.seed)
+        assert (row["fits"], row["labels"], row["guessed"]) == (turn.fits, turn.labels, turn.guessed)
+        assert (row["rmse"], tuple(row["chosen"])) == (turn.rmse, turn.chosen)
+
+
+def test_what_the_paper_has() -> None:
+    assert paper_name("power", "acs-fw-J10-unfilled") == "ACS-FW"
+    assert paper_name("power", "acs-fw-J100") is None
+    assert paper_rmse("year", "acs-fw-j10") == (12.194, 0.0596)
+    assert paper_rmse("year", "maxent-i") is None
+    assert paper_seconds("yacht", "maxent-sg") is None
+    assert paper_rmse("elsewhere", "random") is None
+
+
+def test_a_run_astray_is_not_the_best(tmp_path: Path) -> None:
+    for method, value in {"a": float("nan"), "random": 2.0, "z": 1.0}.items():
+        write(Log(tmp_path / f"d/{method}.jsonl"), {seed: [Round(0, 20, 0, value, 0.0)] for seed in range(2)})
+    write_report(tmp_path)
+    assert results(tmp_path, "d").ranked() == ["z", "random", "a"]
+    assert "The most accurate at equal labels is z" in (tmp_path / "report.html").read_text(encoding="utf-8")
