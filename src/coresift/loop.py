@@ -208,9 +208,13 @@ def step(simulation: Simulation, states: Sequence[State]) -> tuple[list[State], 
     posteriors = [model.posterior_ for model in models]
     if small and simulation.model.device != "cpu":
         posteriors = [posterior.to("cpu") for posterior in posteriors]
+    workers = simulation.workers if small else 1
+    # One thread for each worker: several that wait for each other are many times slower than none.
+    threads = 1 if workers > 1 else torch.get_num_threads()
     look = delayed(_look_and_choose)
-    rounds = Parallel(n_jobs=simulation.workers if small else 1)(
-        look(simulation, state, posterior) for state, posterior in zip(states, posteriors, strict=True)
+    rounds = Parallel(n_jobs=workers)(
+        look(simulation, state, posterior, threads)
+        for state, posterior in zip(states, posteriors, strict=True)
     )
     rounds = [replace(turn, fit_seconds=share) for turn in rounds]
     return [state.after(turn) for state, turn in zip(states, rounds, strict=True)], rounds
@@ -223,8 +227,9 @@ def run(simulation: Simulation, states: Sequence[State]) -> Iterator[list[Round]
         yield rounds
 
 
-def _look_and_choose(simulation: Simulation, state: State, posterior: Any) -> Round:
+def _look_and_choose(simulation: Simulation, state: State, posterior: Any, threads: int) -> Round:
     """Test the model, then choose what to ask next."""
+    torch.set_num_threads(threads)
     test = simulation.test_rows(state.seed)
     predictive = posterior.predictive(torch.as_tensor(simulation.x[test]))
     target = torch.as_tensor(simulation.y[test]).to(predictive.mean)

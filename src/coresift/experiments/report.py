@@ -40,8 +40,8 @@ def write_report(folder: Path, out: Path | None = None, *, show: Sequence[str] |
     show : methods in the figures, which have seven colours; a handful with the best by default.
     """
     out = out or folder
-    out.mkdir(parents=True, exist_ok=True)
     records = read(folder)
+    out.mkdir(parents=True, exist_ok=True)
     write_rounds(records, out / "rounds.parquet")
     everything = [Results.gather(data, list(runs)) for data, runs in groupby(records, lambda run: run.data)]
     ranking = standings(everything)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import shutil
@@ -142,12 +143,20 @@ def _made(device: str) -> dict[str, str]:
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else "CPU",
     }
+    commit = os.environ.get("CORESIFT_COMMIT") or _commit()
+    return {**made, "commit": commit} if commit else made
+
+
+def _commit() -> str | None:
+    """The commit that is checked out, where there is one; a bare copy can say it in CORESIFT_COMMIT."""
     git = shutil.which("git")
-    if git is not None:
-        where = Path(__file__).parent
-        found = subprocess.run(
-            [git, "describe", "--always", "--dirty"], cwd=where, capture_output=True, text=True, check=False
-        )
-        if found.returncode == 0:
-            made["commit"] = found.stdout.strip()
-    return made
+    if git is None:
+        return None
+    found = subprocess.run(
+        [git, "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.stdout.strip() or None
