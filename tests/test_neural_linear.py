@@ -34,7 +34,8 @@ def problem(size, seed=0, noise=0.3, outputs=None):
 
 @pytest.fixture(scope="module")
 def fitted():
-    return NeuralLinearRegressor(epochs=200, random_state=0, progress=False).fit(*problem(200))
+    model = NeuralLinearRegressor(epochs=200, regularisation=0, random_state=0, progress=False)
+    return model.fit(*problem(200))
 
 
 def test_learns_in_the_units_of_the_data(fitted):
@@ -56,6 +57,35 @@ def test_intervals_are_calibrated():
         half = (quantile * predictive.scale).numpy()
         inside.append(np.mean(np.abs(y - predictive.mean.numpy()) <= half))
     assert 0.85 <= np.mean(inside) <= 0.95
+
+
+def test_regularisation_is_chosen_by_the_noise():
+    """Left-out labels choose it, for each set: noise calls for more, and prediction is the better for it."""
+    sets = [problem(100, seed=seed, noise=noise) for seed in range(3) for noise in (0.0, 1.5)]
+    options = {"epochs": 150, "progress": False}
+    chosen = NeuralLinearRegressor(**options)._cross_validated(
+        [(torch.tensor(x), torch.tensor(y)[:, None]) for x, y in sets], range(6)
+    )
+    levels = np.array([level for level, _ in chosen])
+    assert (levels[0::2] == 0).all() and (levels[1::2] > 0).all()
+
+    def errors(**more):
+        models = NeuralLinearRegressor(**options, **more).fit_many(sets[1::2], range(3))
+        x, y = problem(1000, seed=100, noise=0.0)
+        return [float(np.sqrt(np.mean((model.predict(x) - y) ** 2))) for model in models]
+
+    assert np.mean(errors()) < 0.9 * np.mean(errors(regularisation=0))
+
+
+def test_without_folds_the_network_is_the_paper_s():
+    x, y = problem(40)
+    options = {"epochs": 5, "calibration_folds": 0, "random_state": 0, "progress": False}
+    models = [NeuralLinearRegressor(**options, regularisation=level).fit(x, y) for level in (None, 0, 1, 2)]
+    default, *each = (model.predict(x) for model in models)
+    np.testing.assert_array_equal(default, each[0])
+    assert np.abs(each[0] - each[1]).max() > 1e-3 and np.abs(each[1] - each[2]).max() > 1e-3
+    with pytest.raises(InputError, match="regularisation is 3"):
+        NeuralLinearRegressor(regularisation=3).fit(x, y)
 
 
 def test_many_at_once_equal_one_by_one():

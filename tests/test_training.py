@@ -1,6 +1,7 @@
 """The trainer: each of S networks trained side by side ends as if it were trained alone."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def generators(seeds):
 class SquaredError:
     """A plain loss on mini-batches."""
 
-    whole = False
+    whole, alone = False, True
 
     def __call__(self, outputs, data, index, share):
         return ((outputs[..., :1] - take_rows(data.y, index)).square().sum(-1) * share).sum(1)
@@ -49,7 +50,7 @@ def train(members, sets, seeds, objective, **options):
     return stack
 
 
-@pytest.mark.parametrize("objective", [ExactLastLayer(), SquaredError()], ids=["exact", "squared"])
+@pytest.mark.parametrize("objective", [ExactLastLayer(), ExactLastLayer(alone=True), SquaredError()])
 @pytest.mark.parametrize("sizes", [(20, 20, 20), (20, 33, 7, 16)], ids=["equal", "ragged"])
 @pytest.mark.parametrize("batch_size", [None, 6, 1000])
 def test_side_by_side_equals_alone(objective, sizes, batch_size):
@@ -77,7 +78,7 @@ def norm_network():
 
 @pytest.mark.parametrize("factory", [plain_network, norm_network])
 @pytest.mark.parametrize("sizes", [(14, 14, 14), (20, 9, 14)])
-@pytest.mark.parametrize("objective", [ExactLastLayer(), SquaredError()], ids=["exact", "squared"])
+@pytest.mark.parametrize("objective", [ExactLastLayer(), ExactLastLayer(alone=True), SquaredError()])
 def test_any_module_side_by_side(factory, sizes, objective):
     """A module without a batched form of its own, with and without batch norm, ragged sizes included."""
     sets = [labelled(size, seed) for seed, size in enumerate(sizes)]
@@ -159,6 +160,14 @@ def test_the_exact_last_layer_is_the_closed_form(outputs):
         torch.testing.assert_close(change, direct(features, index) - direct(other, index))
         leaf = features.clone().requires_grad_()
         assert torch.autograd.gradcheck(lambda f, rows=rows: objective(f, data, rows, share), (leaf,))
+        # The mini-batch from a pass of its own: the same loss where that gives the same features.
+        alone = replace(objective, alone=True)
+        both = torch.cat([features, take_rows(features, rows)], 1)
+        torch.testing.assert_close(alone(both, data, rows, share), objective(features, data, rows, share))
+        leaf = torch.cat([features, normal(2, 3, 4, seed=8)], 1).requires_grad_()
+        assert torch.autograd.gradcheck(
+            lambda f, rows=rows, alone=alone: alone(f, data, rows, share), (leaf,)
+        )
 
 
 def test_errors():

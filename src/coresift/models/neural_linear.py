@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from scipy.optimize import minimize_scalar
@@ -20,6 +20,12 @@ from coresift.models.network import MixedHeads, NetworkPosterior, SideBySide
 from coresift.networks import LabelledStack, Stack
 from coresift.networks.layers import AppendOne, Standardise
 from coresift.networks.trainer import Rows, take_rows
+from coresift.types import InputError
+
+# Left-out labels less their predictions (n,), the scale of Student's t (n,) and its degrees of freedom (n,).
+_Gaps: TypeAlias = tuple[Tensor, Tensor, Tensor]
+# Sets the seeds of the folds apart from those of the fit itself.
+_FOLDS = 0x5EED
 
 
 class NeuralLinearRegressor(NetworkRegressor):
@@ -40,6 +46,10 @@ class NeuralLinearRegressor(NetworkRegressor):
     epochs, learning_rate, batch_size, weight_decay : see `Trainer`.
     prior_variance : of the last layer's weights, in units of the noise.
     noise_shape, noise_rate : the inverse gamma prior of the noise variance of standardised targets.
+    regularisation : 0 for batch norm over the whole labelled set, which learns most from labels without
+        noise; 1 to send each mini-batch through the network alone (see `ExactLastLayer`), 2 to let weight
+        decay act on the gains of batch norm besides, which both resist noise. ``None`` tries all three on the
+        calibration folds, and takes the one under which the left-out labels are most likely; 0 without folds.
     calibration_folds : how many further networks to train, each without its part of the labels, to learn how
         far predictions are off on labels a network has not seen; the noise variance is scaled by that. They
         are trained side by side. Several members share the factor found for single networks. Zero for none,
@@ -74,6 +84,7 @@ class NeuralLinearRegressor(NetworkRegressor):
         prior_variance: float = 1.0,
         noise_shape: float = 1.0,
         noise_rate: float = 1.0,
+        regularisation: int | None = None,
         calibration_folds: int = 5,
         random_state: int | None = None,
         device: str = "cpu",
@@ -88,6 +99,7 @@ class NeuralLinearRegressor(NetworkRegressor):
         self.prior_variance = prior_variance
         self.noise_shape = noise_shape
         self.noise_rate = noise_rate
+        self.regularisation = regularisation
         self.calibration_folds = calibration_folds
         self.random_state = random_state
         self.device = device
@@ -99,29 +111,37 @@ class NeuralLinearRegressor(NetworkRegressor):
         for name in ("prior_variance", "noise_shape", "noise_rate"):
             check_positive(getattr(self, name), name)
         self._check_option("calibration_folds", Integral, 0)
+        if self.regularisation not in (None, 0, 1, 2):
+            raise InputError(f"regularisation is {self.regularisation!r}, expected 0, 1, 2 or None")
 
     @staticmethod
     def _fit_together(
         members: Sequence[NeuralLinearRegressor], sets: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
         num, generators = members[0].num_members, [member._generator() for member in members]
-        fits = members[0]._train(
-            [one for one in sets for _ in range(num)],
-            [one for generator in generators for one in _apart(generator, num)],
-        )
-        inflations = members[0]._inflations(sets, generators)
-        for position, (member, inflation) in enumerate(zip(members, inflations, strict=True)):
-            own = fits[position * num : (position + 1) * num]
-            member._set_posterior(
-                [network for network, _ in own],
-                [
-                    [replace(head, rate=head.rate * c) for head, c in zip(heads, inflation, strict=True)]
-                    for _, heads in own
-                ],
+        chosen = members[0]._cross_validated(sets, [generator.initial_seed() for generator in generators])
+        for level in sorted({level for level, _ in chosen}):
+            here = [position for position, (own, _) in enumerate(chosen) if own == level]
+            fits = iter(
+                members[0]._train(
+                    [sets[position] for position in here for _ in range(num)],
+                    [one for position in here for one in _apart(generators[position], num)],
+                    level,
+                )
             )
+            for position in here:
+                own = [next(fits) for _ in range(num)]
+                inflation = chosen[position][1]
+                members[position]._set_posterior(
+                    [network for network, _ in own],
+                    [
+                        [replace(head, rate=head.rate * c) for head, c in zip(heads, inflation, strict=True)]
+                        for _, heads in own
+                    ],
+                )
 
     def _train(
-        self, sets: Sequence[tuple[Tensor, Tensor]], generators: Sequence[torch.Generator]
+        self, sets: Sequence[tuple[Tensor, Tensor]], generators: Sequence[torch.Generator], level: int
     ) -> list[tuple[nn.Module, list[NormalInverseGammaPosterior]]]:
         """Networks with last layers in the units of y, one for each set, trained side by side."""
         scales = [(Standardise.of(x), Standardise.of(y)) for x, y in sets]
@@ -133,8 +153,9 @@ class NeuralLinearRegressor(NetworkRegressor):
         for network, (x, _) in zip(networks, data, strict=True):
             self._num_features(network, x)  # raises where there are none
         stack = Stack(networks, self.device)
-        objective = ExactLastLayer(self.prior_variance, self.noise_shape, self.noise_rate)
-        self._trainer().train(stack, objective, LabelledStack.of(data), generators)
+        objective = ExactLastLayer(self.prior_variance, self.noise_shape, self.noise_rate, alone=level > 0)
+        trainer = replace(self._trainer(), decay_gains=level == 2)
+        trainer.train(stack, objective, LabelledStack.of(data), generators)
         fits: list[tuple[nn.Module, list[NormalInverseGammaPosterior]]] = []
         stack.cpu()  # what follows is done for one network after the other: a GPU would only wait
         for position, (x, y) in enumerate(sets):
@@ -166,40 +187,48 @@ class NeuralLinearRegressor(NetworkRegressor):
             heads.append(replace(head, mean=mean, rate=head.rate * deviation**2))
         return heads
 
-    def _inflations(
-        self, sets: Sequence[tuple[Tensor, Tensor]], generators: Sequence[torch.Generator]
-    ) -> list[list[float]]:
-        """By how much the noise that each fit believes in falls short, for each set and output.
+    def _cross_validated(
+        self, sets: Sequence[tuple[Tensor, Tensor]], seeds: Sequence[int]
+    ) -> list[tuple[int, list[float]]]:
+        """For each set the regularisation, and by how much the noise a fit believes in falls short.
 
         A flexible network fits part of the noise, and the last layer alone cannot tell. So further networks
         are trained without a part of the labels each, and the variance is scaled to make the left-out
-        labels most likely.
+        labels most likely; that likelihood is also what levels of regularisation are compared by.
         """
         folds = self.calibration_folds
-        parts = []  # (set, rows to train on, rows left out)
-        for number, ((x, _), generator) in enumerate(zip(sets, generators, strict=True)):
+        parts = []  # (set, rows to train on, rows left out, seed)
+        for number, ((x, _), seed) in enumerate(zip(sets, seeds, strict=True)):
             if folds >= 2 and len(x) >= 4 * folds:
+                generator = torch.Generator().manual_seed(seed ^ _FOLDS)
                 order = torch.randperm(len(x), generator=generator)
                 size = len(x) // folds
                 for fold in range(folds):
                     out = order[fold * size : (fold + 1) * size]
-                    parts.append((number, torch.cat([order[: fold * size], order[(fold + 1) * size :]]), out))
-        if not parts:
-            return [[1.0] * sets[0][1].shape[1] for _ in sets]
-        seeds = [int(torch.randint(2**62, (), generator=generators[number])) for number, _, _ in parts]
-        fits = self._train(
-            [(sets[number][0][kept], sets[number][1][kept]) for number, kept, _ in parts],
-            [torch.Generator().manual_seed(seed) for seed in seeds],
-        )
-        squares: list[list[list[tuple[Tensor, Tensor]]]] = [[[] for _ in range(y.shape[1])] for _, y in sets]
-        for (number, _, out), (network, heads) in zip(parts, fits, strict=True):
-            x, y = sets[number][0][out], sets[number][1][out]
-            for output, head in enumerate(heads):
-                predictive = NetworkPosterior(network, head).predictive(x)
-                assert isinstance(predictive, StudentT)
-                gap = (y[:, output].to(predictive.loc) - predictive.loc) / predictive.scale
-                squares[number][output].append((gap.square(), predictive.df))
-        return [[_inflation(found) if found else 1.0 for found in each] for each in squares]
+                    kept = torch.cat([order[: fold * size], order[(fold + 1) * size :]])
+                    parts.append((number, kept, out, int(torch.randint(2**62, (), generator=generator))))
+        best = [(math.inf, self.regularisation or 0, [1.0] * sets[0][1].shape[1]) for _ in sets]
+        for level in (0, 1, 2) if self.regularisation is None else (self.regularisation,):
+            if not parts:
+                break
+            fits = self._train(
+                [(sets[number][0][kept], sets[number][1][kept]) for number, kept, _, _ in parts],
+                [torch.Generator().manual_seed(seed) for _, _, _, seed in parts],
+                level,
+            )
+            gaps: list[list[list[_Gaps]]] = [[[] for _ in range(y.shape[1])] for _, y in sets]
+            for (number, _, out, _), (network, heads) in zip(parts, fits, strict=True):
+                for output, head in enumerate(heads):
+                    predictive = NetworkPosterior(network, head).predictive(sets[number][0][out])
+                    assert isinstance(predictive, StudentT)
+                    gap = sets[number][1][out, output].to(predictive.loc) - predictive.loc
+                    gaps[number][output].append((gap, predictive.scale, predictive.df))
+            for number, each in enumerate(gaps):
+                if each[0]:
+                    found = [_inflation(own) for own in each]
+                    loss = sum(loss for _, loss in found)
+                    best[number] = min(best[number], (loss, level, [factor for factor, _ in found]))
+        return [(level, factors) for _, level, factors in best]
 
     def _set_posterior(
         self, networks: list[nn.Module], heads: Sequence[Sequence[NormalInverseGammaPosterior]]
@@ -250,20 +279,21 @@ def _apart(generator: torch.Generator, num: int) -> list[torch.Generator]:
     return [generator, *(torch.Generator().manual_seed(seed + k) for k in range(1, num))]
 
 
-def _inflation(found: list[tuple[Tensor, Tensor]]) -> float:
-    """The factor on the squared scale of Student's t that makes what was found most likely.
-
-    ``found`` holds squared gaps in units of the scale (n,), with their degrees of freedom (n,).
+def _inflation(found: list[_Gaps]) -> tuple[float, float]:
+    """The factor on the squared scale of Student's t that makes what was found most likely, and the minus
+    log density that it is found with, up to a constant.
     """
-    squares, degrees = (torch.cat(part).cpu() for part in zip(*found, strict=True))
+    gaps, scales, degrees = (torch.cat(part) for part in zip(*found, strict=True))
+    squares = (gaps / scales).square()
 
     def loss(log_factor: float) -> float:
         density = 0.5 * log_factor + 0.5 * (degrees + 1) * torch.log1p(
             squares / degrees / math.exp(log_factor)
         )
-        return float(density.sum())
+        return float((density + scales.log()).sum())
 
-    return math.exp(minimize_scalar(loss, bounds=(-3, 10), method="bounded").x)
+    best = minimize_scalar(loss, bounds=(-3, 10), method="bounded")
+    return math.exp(best.x), float(best.fun)
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,18 +336,25 @@ class ExactLastLayer:
 
     theta | s2 ~ N(0, s2 prior_variance I), s2 ~ InverseGamma(noise_shape, noise_rate), a weight vector and a
     noise for each output; the predictive is Student's t. Gradients flow through the posterior.
+
+    With ``alone`` the mini-batch goes through the network by itself. Batch norm then sees it with other
+    statistics than the posterior did: noise that keeps the network from learning that of the labels.
     """
 
     prior_variance: float = 1.0
     noise_shape: float = 1.0
     noise_rate: float = 1.0
-    whole = True
+    alone: bool = False
+    whole: ClassVar[bool] = True
 
     def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, share: Tensor) -> Tensor:
         ones = outputs.new_ones(len(outputs), 1, outputs.shape[1])
         columns = torch.cat([outputs.mT, ones], 1)  # (S, D, n), the features with a constant
         if data.rows is not None:
-            columns = columns * (data.rows > 0).unsqueeze(1)
+            real = data.rows > 0
+            if self.alone:
+                real = torch.cat([real, share > 0], 1)
+            columns = columns * real.unsqueeze(1)
         loss: Any = _PredictiveLoss.apply
         losses: Tensor = loss(columns, data, index, share, self)
         return losses
@@ -346,10 +383,15 @@ class _PredictiveLoss(torch.autograd.Function):
     def forward(
         ctx: Any, columns: Tensor, data: LabelledStack, index: Rows, share: Tensor, prior: ExactLastLayer
     ) -> Tensor:
-        """(S,) losses from columns (S, D, n) and the mini-batch's rows (S, m)."""
-        width, targets = columns.shape[1], data.y
+        """(S,) losses from columns (S, D, n) and the mini-batch's rows (S, m), or columns (S, D, n + m)."""
+        width, targets, length = columns.shape[1], data.y, data.y.shape[1]
         where = index if isinstance(index, slice) else index.unsqueeze(1).expand(-1, width, -1)
-        batch = columns[:, :, where] if isinstance(where, slice) else columns.gather(2, where)  # (S, D, m)
+        if prior.alone:
+            columns, batch = columns[:, :, :length], columns[:, :, length:]  # (S, D, n), (S, D, m)
+        else:
+            batch = (
+                columns[:, :, where] if isinstance(where, slice) else columns.gather(2, where)
+            )  # (S, D, m)
         identity = torch.eye(width, dtype=columns.dtype, device=columns.device) / prior.prior_variance
         factor, failed = torch.linalg.cholesky_ex(torch.baddbmm(identity, columns, columns.mT))
         # Not an exception, which would wait for the GPU in every step: the trainer looks once, at the end.
@@ -380,7 +422,9 @@ class _PredictiveLoss(torch.autograd.Function):
         gradient = torch.bmm(half + half.mT, columns)
         gradient.baddbmm_(toward - theta * by_rate, targets.mT)  # through q
         direct = torch.baddbmm(2 * weighted, theta, by_location.mT)
-        if isinstance(where, slice):
+        if prior.alone:
+            gradient = torch.cat([gradient, direct], 2)
+        elif isinstance(where, slice):
             gradient[:, :, where] += direct
         else:
             gradient.scatter_add_(2, where, direct)

@@ -86,11 +86,17 @@ class Stack:
         ]
         return torch.cat(parts).to(self.flat.device)
 
-    def decayed(self) -> Tensor:
-        """(P,) one for entries of weight matrices and filters, zero for biases and the gains of norms."""
+    def decayed(self, gains: bool = False) -> Tensor:
+        """(P,) one for entries of weight matrices and filters, with ``gains`` also for those of the gains of
+        norms; zero for all else.
+        """
         parts = [
-            torch.full((value[0].numel(),), float(value.ndim > 2), dtype=self.flat.dtype)
-            for value in self.parameters.values()
+            torch.full(
+                (value[0].numel(),),
+                float(value.ndim > 2 or (gains and name.endswith("weight"))),
+                dtype=self.flat.dtype,
+            )
+            for name, value in self.parameters.items()
         ]
         return torch.cat([torch.zeros(0, dtype=self.flat.dtype), *parts]).to(self.flat.device)
 

@@ -77,17 +77,22 @@ class Objective(Protocol):
     Attributes
     ----------
     whole : whether the loss needs the network's outputs of all labelled points in each step, as an exact
-        last layer does, or only those of the mini-batch.
+        last layer does.
+    alone : whether it needs those of the mini-batch, from a pass through the network of its own.
     """
 
-    whole: bool
+    @property
+    def whole(self) -> bool: ...
+
+    @property
+    def alone(self) -> bool: ...
 
     def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, share: Tensor) -> Tensor:
         """(S,) losses.
 
         Parameters
         ----------
-        outputs : (S, n, D) of all points if ``whole``, else (S, m, D) of the mini-batch.
+        outputs : (S, n, D) of all points if ``whole``, then (S, m, D) of the mini-batch if ``alone``.
         data : the labelled sets, shuffled.
         index : the mini-batch's rows, for `take_rows`.
         share : (S, m) how much each row counts: one over the mini-batch's size, zero for padding.
@@ -111,6 +116,7 @@ class Trainer:
         out, another one in each epoch.
     weight_decay : L2 penalty on weight matrices, ``weight_decay / 2 ||W||^2`` beside the mean loss; its
         gradient goes through Adam with the rest.
+    decay_gains : the same on the gains of norms: the features can then say less.
     progress : show a bar on a terminal once training has taken two seconds.
     """
 
@@ -119,6 +125,7 @@ class Trainer:
     final_learning_rate: float = 1e-5
     batch_size: int | None = None
     weight_decay: float = 1.0
+    decay_gains: bool = False
     progress: bool = True
 
     def train(
@@ -138,7 +145,12 @@ class Trainer:
             torch.default_generator.manual_seed(seeds[0])
             if device.type == "cuda":
                 torch.cuda.manual_seed(seeds[0])
-            self._train(stack, objective, data.to(device, stack.flat.dtype), generators)
+            # Weights that decay end as numbers too small for a CPU to be quick with.
+            torch.set_flush_denormal(True)
+            try:
+                self._train(stack, objective, data.to(device, stack.flat.dtype), generators)
+            finally:
+                torch.set_flush_denormal(False)
         if not bool(stack.flat.isfinite().all()):
             raise InputError(
                 "training broke down: weights are no longer numbers; try a smaller learning_rate or "
@@ -153,15 +165,15 @@ class Trainer:
             return
         rows, plan = data.rows, _Plan(data, [self._batch_size(size) for size in data.sizes.tolist()])
         adam, trained = _Adam(stack.flat), stack.trained()
-        decay = (stack.decayed() * self.weight_decay).expand_as(stack.flat).contiguous()
+        decay = (stack.decayed(self.decay_gains) * self.weight_decay).expand_as(stack.flat).contiguous()
 
         def train_epoch(order: Tensor, rate: Tensor) -> None:
             shuffled = data.ordered(order)
             for index, share, active in plan.steps():
-                if objective.whole:
-                    outputs = stack(shuffled.x, rows)
-                else:
-                    outputs = stack(take_rows(shuffled.x, index), None if plan.full else share)
+                parts = [stack(shuffled.x, rows)] if objective.whole else []
+                if objective.alone:
+                    parts.append(stack(take_rows(shuffled.x, index), None if plan.full else share))
+                outputs = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
                 losses = objective(outputs, shuffled, index, share)
                 gradients = torch.autograd.grad(losses.sum(), parameters)
                 gradient = torch.cat([part.flatten(1) for part in gradients], 1)

@@ -177,7 +177,7 @@ class EvidenceLowerBound:
 
     stack: Stack
     generators: Sequence[torch.Generator]
-    whole = False
+    whole, alone = False, True
 
     def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, share: Tensor) -> Tensor:
         head = cast(VariationalSoftmax, self.stack.template.head)
