@@ -10,7 +10,10 @@ from coresift import STRATEGIES
 ROOT = Path(__file__).parent.parent
 PAGES = [
     "README.md",
-    *(f"docs/{name}.md" for name in ("quickstart", "symbols", "choosing", "extending", "data")),
+    *(
+        f"docs/{name}.md"
+        for name in ("quickstart", "symbols", "choosing", "extending", "data", "experiments")
+    ),
 ]
 
 

@@ -106,7 +106,7 @@ def test_hard_votes_come_in():
 
 
 def test_a_batch_knows_what_it_carries():
-    few, many = (select(probs=PROBS, budget=budget).information for budget in (2, 20))
+    few, many = (select(probs=PROBS, budget=budget, strategy="acs-fw").information for budget in (2, 20))
     assert 0 < few < many <= 1 + 1e-9
     assert select(probs=PROBS, budget=2, strategy="maxent").information is None
     assert select(probs=PROBS, budget=2, strategy="k-center").information is None
@@ -262,6 +262,23 @@ def test_predictive_space_is_the_covariance():
     torch.testing.assert_close(
         sampled.gram(torch.arange(6)), exact.gram(torch.arange(6)), rtol=0.1, atol=0.02
     )
+
+
+def test_predictive_space_in_fewer_dimensions():
+    """Inner products and duplicates survive random signs."""
+    probs = torch.softmax(2 * torch.randn(60, 40, 10, generator=torch.Generator().manual_seed(0)), -1)
+    probs[:, 7] = probs[:, 3]
+    pool, index = as_pool(probs.transpose(0, 1)), torch.arange(40)
+    whole, fewer = (
+        predictive_space(ClassSamples(60), pool, generator=torch.Generator(), num_dimensions=number)
+        for number in (600, 512)
+    )
+    assert whole.vectors.shape == (600, 40) and fewer.vectors.shape == (512, 40)
+    assert torch.equal(fewer.vectors[:, 3], fewer.vectors[:, 7])
+    scale = whole.norms[:, None] * whole.norms
+    gap = (whole.gram(index) - fewer.gram(index)) / scale
+    assert float(gap.square().mean().sqrt()) < 1.5 / 512**0.5
+    assert float(gap.abs().max()) > 1e-3  # it is another space after all
 
 
 def test_sampled_and_exact_spaces_choose_alike():

@@ -95,3 +95,9 @@ def check_index(index: Iterable[int], size: int, what: str) -> Index:
     if len(wrong):
         raise InputError(f"{what} names point {wrong[0]}, but the pool holds points 0 to {size - 1}")
     return np.unique(array).astype(np.int64)
+
+
+def check_several(num_samples: int) -> None:
+    """Raise where there is but one posterior sample."""
+    if num_samples < 2:
+        raise InputError("a single posterior sample cannot disagree with itself; pass at least two")

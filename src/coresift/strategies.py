@@ -35,7 +35,9 @@ from coresift.spaces.likelihood import default_num_samples, likelihood_space
 from coresift.spaces.predictive import predictive_space
 from coresift.types import Batch, InputError, make_generator
 
-DEFAULT = "acs-fw"
+DEFAULT = "predictive-lcmd"
+# Numbers for each point that distances between predictions are measured with, at most.
+_DIMENSIONS = 512
 
 
 @dataclass(frozen=True)
@@ -120,14 +122,19 @@ def _fisher(problem: Problem) -> Space:
     )
 
 
-def _predictive(problem: Problem) -> Space:
+def _predictive(problem: Problem, num_dimensions: int | None = None) -> Space:
     return predictive_space(
         problem.posterior,
         problem.pool,
         problem.num_samples,
         generator=problem.generator,
         labelled=problem.labelled,
+        num_dimensions=num_dimensions,
     )
+
+
+def _projected_predictive(problem: Problem) -> Space:
+    return _predictive(problem, _DIMENSIONS)
 
 
 def _features(problem: Problem) -> Space:
@@ -182,6 +189,11 @@ STRATEGIES: dict[str, Strategy] = {
     "margin": Strategy(_margin, TopB(), "smallest gap between the two likeliest classes"),
     "variance": Strategy(_variance, TopB(), "highest predictive variance"),
     "badge": Strategy(_badge, KMeansPlusPlus(), "hypothetical loss gradients, k-means++ draws"),
+    "predictive-lcmd": Strategy(
+        _projected_predictive,
+        LCMD(),
+        "what the model cannot yet predict, largest cluster and maximum distance",
+    ),
     "greedy-logdet": Strategy(_predictive, GreedyLogDet(), "jointly most informative labels"),
     "k-center": Strategy(_features, KCenter(), "farthest first in the model's features"),
     "k-medoids": Strategy(_features, KMedoids(), "middles of clusters of the model's features"),

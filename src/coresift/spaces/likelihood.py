@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, Normal, StudentT, kl_divergence, register_kl
 
-from coresift.checks import check_finite
+from coresift.checks import check_finite, check_several
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.pool import Pool, as_pool, read
@@ -96,8 +96,7 @@ def sampled_likelihood_space(
         row = next(source.chunks()).x[:1]
         check_finite(row)
         first = posterior.conditional(row, theta)
-        if first.batch_shape[0] == 1:
-            raise InputError("a single posterior sample cannot disagree with itself; pass at least two")
+        check_several(first.batch_shape[0])
         width = first.probs.shape[-1] if isinstance(first, Categorical) else first.event_shape.numel()
         size = min(max(_WORKING_SET // (first.batch_shape[0] * width), 64), 8192)
         vectors = torch.empty(first.batch_shape[0], len(source), dtype=dtype)

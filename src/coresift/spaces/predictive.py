@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
+from coresift.checks import check_several
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.pool import Pool, as_pool, read
@@ -21,6 +23,7 @@ def predictive_space(
     *,
     generator: torch.Generator,
     labelled: Tensor | None = None,
+    num_dimensions: int | None = None,
 ) -> VectorSpace:
     """Vectors whose inner products are the covariances of the predicted means, in units of the noise.
 
@@ -28,8 +31,18 @@ def predictive_space(
     labels of a set would give about theta. Other models: the covariance over J samples of the mean of y,
     divided by the noise's standard deviation; for classes, of the indicator of each class divided by the
     square root of its probability, added up over classes.
+
+    J samples of C classes make vectors of J C numbers. Where that is more than ``num_dimensions``, they are
+    brought down to so many by random signs, which keeps inner products up to a relative error of about one
+    over the square root of ``num_dimensions``, and points that are the same the same.
     """
     theta = posterior.sample(num_samples, generator)
+    seed = int(torch.randint(2**62, (), generator=generator))
+
+    @cache
+    def signs(width: int, num: int) -> Tensor:
+        draws = torch.randint(2, (width, num), generator=torch.Generator().manual_seed(seed))
+        return (2.0 * draws - 1).div_(math.sqrt(num))
 
     def deviations(x: Tensor) -> Tensor:
         """(n, J) or (n, d) rows of the factor."""
@@ -38,12 +51,16 @@ def predictive_space(
         if isinstance(posterior, NormalInverseGammaPosterior):
             return posterior.features(x) @ posterior.factor
         each = posterior.conditional(x, theta)
+        check_several(each.batch_shape[0])
         if isinstance(each, Categorical):
             mean = each.probs.mean(0)
             values = (each.probs - mean) / mean.sqrt()
         else:
             values = (each.mean - each.mean.mean(0)) / each.variance.mean(0).sqrt()
-        return values.transpose(0, 1).flatten(1) / math.sqrt(len(values))
+        rows = values.transpose(0, 1).flatten(1) / math.sqrt(len(values))
+        if num_dimensions is None or rows.shape[1] <= num_dimensions:
+            return rows
+        return rows.float() @ signs(rows.shape[1], num_dimensions).to(rows.device)
 
     def map_rows(source: Pool) -> Tensor:
         with torch.no_grad():
