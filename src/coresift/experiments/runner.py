@@ -69,7 +69,9 @@ def _run_group(experiment: Experiment, data: str, simulation: Simulation, logs: 
     last: dict[Run, Round] = {}
     for rounds in _recorded(logs, states):
         last |= rounds
-    with _display(data, list(logs), simulation, states) as show:
+    with _display(data, list(logs), simulation) as show:
+        if last:
+            show(states, last)
         while alive := [run for run, state in states.items() if not state.done]:
             after, turns = step(simulation, [states[run] for run in alive])
             found = dict(zip(alive, turns, strict=True))
@@ -100,7 +102,7 @@ def _recorded(logs: Mapping[str, Log], states: dict[Run, State]) -> Iterator[dic
 
 @contextmanager
 def _display(
-    data: str, names: Sequence[str], simulation: Simulation, states: Mapping[Run, State]
+    data: str, names: Sequence[str], simulation: Simulation
 ) -> Iterator[Callable[[Mapping[Run, State], Mapping[Run, Round]], None]]:
     """A bar for each method, by labels bought, with its latest error and the time left."""
     console = Console(stderr=True)
