@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,45 @@ def test_own_file_with_a_bad_column(kind: str, columns: dict[str, Any], message:
         load_table(write(tmp_path / f"mine{kind}", columns))
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b,a,b,y\n1,2,3,4,5\n", "more than one column named 'a', 'b'; give each a name of its own"),
+        ("1.5e-3,2.0,10\n2.5e-3,3.0,20\n", r"no header: its first line is 1\.5e-3,2\.0,10; put names there"),
+        ("1.5e-3,nan,,10\n2.5e-3,3.0,1,20\n", r"no header: its first line is 1\.5e-3,nan,,10"),
+        ("?,2.0,10\n1.0,3.0,20\n", r"no header: its first line is \?,2\.0,10"),
+        (",a,y\n0,1.5,2.5\n1,3.5,4.5\n", r"column 0 of .*mine\.csv has no name; .* index=False"),
+        ('"a"," "\n1,2\n', r"column 1 of .*mine\.csv has no name"),
+        ("a;b;y\n1;2;3\n", "one column, 'a;b;y': its separator seems to be ';'; .* commas"),
+        ("a\tb\ty\n1\t2\t3\n", r"its separator seems to be '\\t'"),
+        ("1.5;2.5\n3.5;4.5\n", "its separator seems to be ';'"),
+    ],
+)
+def test_own_csv_with_bad_names(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        load_table(path)
+
+
+def test_own_csv_with_some_names_that_are_numbers(tmp_path: Path) -> None:
+    table = load_table(write(tmp_path / "mine.csv", {"0": [1, 2], "1e3": [3, 4], "price": [5, 6]}))
+    assert table.x.tolist() == [[1, 3], [2, 4]] and table.y.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("name", ["__index_level_0__", "house"])
+def test_own_parquet_leaves_out_the_index_of_pandas(name: str, tmp_path: Path) -> None:
+    # An index need not be numbers. A range is kept as a description, which names no column.
+    columns = {"a": [1, 2], "b": [3, 4], name: ["north", "south"], "level": [7, 8]}
+    path = write(tmp_path / "mine.parquet", columns, index=[name, "level", {"kind": "range", "name": "a"}])
+    table = load_table(path)
+    assert table.target == "b" and table.x.tolist() == [[1], [2]] and table.y.tolist() == [3, 4]
+    table = load_table(path, target="level")  # asked for by name, it is meant
+    assert table.x.tolist() == [[1, 3], [2, 4]] and table.y.tolist() == [7, 8]
+    with pytest.raises(InputError, match=r"no columns but an index of pandas; .* reset_index\(\)"):
+        load_table(write(path, {name: [1, 2]}, index=[name]))
+
+
 def test_own_npz(tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
     np.savez(path, x=np.arange(6).reshape(3, 2), y=np.arange(3))
@@ -243,8 +283,10 @@ def test_names_and_files_that_do_not_exist(tmp_path: Path) -> None:
             load_table(tmp_path / f"broken{ending}")
 
 
-def write(path: Path, columns: dict[str, Any]) -> Path:
+def write(path: Path, columns: dict[str, Any], index: list[Any] | None = None) -> Path:
     table = pa.table(columns)
+    if index is not None:  # as pandas marks it
+        table = table.replace_schema_metadata({"pandas": json.dumps({"index_columns": index})})
     if path.suffix == ".csv":
         pa.csv.write_csv(table, path, pa.csv.WriteOptions(quoting_style="needed"))
     else:

@@ -6,8 +6,12 @@ import torch
 from coresift import STRATEGIES, select
 from coresift.models import (
     BayesianLinearRegression,
+    DropoutClassifier,
+    DropoutRegressor,
     EnsembleClassifier,
     EnsembleRegressor,
+    LaplaceClassifier,
+    LaplaceRegressor,
     NeuralLinearClassifier,
     NeuralLinearRegressor,
     ProbitPosterior,
@@ -88,3 +92,28 @@ def test_estimators(model):
     assert model.fit(x, y).score(x, y) > 0.8
     for strategy in ("acs-fw", "acs-lcmd", "bald", "k-center"):
         assert len(select(x, posterior=model.posterior_, budget=5, strategy=strategy, labelled=x[:3])) == 5
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        NeuralLinearRegressor,
+        EnsembleRegressor,
+        EnsembleClassifier,
+        DropoutRegressor,
+        DropoutClassifier,
+        LaplaceRegressor,
+        LaplaceClassifier,
+        NeuralLinearClassifier,
+    ],
+)
+def test_posteriors_move_to_the_cpu(kind):
+    x = normal(60, 3)
+    model = kind(epochs=5, device="cuda", random_state=0)
+    y = x[:, 0] > 0 if hasattr(model, "predict_proba") else x[:, 0]
+    posterior = model.fit(x.numpy(), y.numpy()).posterior_
+    expected = posterior.predictive(x).mean if y.is_floating_point() else posterior.predictive(x).probs
+    moved = posterior.to("cpu").predictive(x)
+    actual = moved.mean if y.is_floating_point() else moved.probs
+    assert actual.device.type == "cpu"
+    torch.testing.assert_close(actual, expected.cpu(), rtol=1e-3, atol=1e-4)

@@ -302,6 +302,18 @@ def test_estimators_keep_the_contract_and_select(kind):
 
 
 @pytest.mark.parametrize("kind", [0, 1])
+def test_moved_to_a_device(kind):
+    model, y = estimators(epochs=3)[kind]
+    expected, posterior = model.fit(TABLE, y).predict(TABLE), model.posterior_
+    model.posterior_ = posterior.to("cpu")
+    assert model.posterior_.network is not posterior.network
+    assert np.array_equal(model.predict(TABLE), expected)
+    # A device without memory shows that what is moved is the copy.
+    assert next(posterior.to("meta").network.parameters()).is_meta
+    assert np.array_equal(model.predict(TABLE), expected)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize("options", [{}, {"where": "last"}])
 def test_estimators_learn(kind, options):
     model, y = estimators(**{"epochs": 100} | options)[kind]

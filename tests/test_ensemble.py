@@ -89,6 +89,15 @@ def test_contract(kind):
     check_posterior(posterior, torch.tensor(X[:15]), tolerance=1e-5)
 
 
+@pytest.mark.parametrize("kind", [0, 1])
+def test_moved_to_a_device(kind):
+    model, y = kinds()[kind]
+    expected, posterior = model.fit(X, y).predict(X), model.posterior_
+    model.posterior_ = posterior.to("cpu")
+    assert model.posterior_ is not posterior
+    assert np.array_equal(model.predict(X), expected)
+
+
 def test_predictive_is_the_mixture_of_the_members():
     regressor = EnsembleRegressor(**QUICK).fit(X, Y)
     each = regressor.posterior_.conditional(torch.tensor(X), range(3))

@@ -97,7 +97,10 @@ def test_options_reach_the_simulation(tmp_path: Path) -> None:
         ("data = 'energy'", "must name at least one data set and one method"),
         ("methods = ['random']", "must name at least one data set and one method"),
         ("data = energy", "one.toml is not TOML: "),
-        ("data = 'energy'\nmethods = ['random']\nseeds = 0", "seeds is 0, expected at least 1"),
+        (
+            "data = 'energy'\nmethods = ['random']\nseeds = 0",
+            "seeds is 0, expected a whole number of at least 1",
+        ),
     ],
 )
 def test_unknown_words(tmp_path: Path, text: str, message: str) -> None:
@@ -162,7 +165,8 @@ def test_only_a_part() -> None:
         data={name: experiment.data[name] for name in ("power", "yacht")},
         methods={"acs-fw": Method("acs-fw")},
     )
-    assert part.settings("yacht", "acs-fw") == experiment.settings("yacht", "acs-fw")
+    simulation = SMALL.simulation("energy", None, "cpu", 1)
+    assert part.settings("yacht", "acs-fw", simulation) == experiment.settings("yacht", "acs-fw", simulation)
     with pytest.raises(InputError, match="--data: 'yatch' is not known; did you mean yacht"):
         experiment.only(["yatch"])
     with pytest.raises(InputError, match="--methods: 'acs-fv' is not known; did you mean acs-fw"):
@@ -332,6 +336,57 @@ def test_other_settings_are_named(copied: Path, changes: dict[str, Any], named: 
     assert contents(copied) == before
 
 
+def test_a_table_that_changed_is_noticed(tmp_path: Path) -> None:
+    """Rows that were added would shift the splits: what is recorded does not go with them."""
+    rows = np.random.default_rng(0).normal(size=(80, 3))
+    path = tmp_path / "mine.csv"
+    write_rows = lambda number: np.savetxt(path, rows[:number], delimiter=",", header="a,b,y", comments="")  # noqa: E731
+    write_rows(70)
+    experiment = replace(SMALL, data={"mine": Source(str(path))}, methods={"random": Method("random")})
+    run_experiment(experiment, tmp_path / "out")
+    write_rows(80)
+    with pytest.raises(InputError, match=r"made with other settings \(checksum\)"):
+        run_experiment(experiment, tmp_path / "out")
+
+
+def test_one_process_at_a_time(copied: Path) -> None:
+    with (
+        Log(copied / "energy" / "random.jsonl").locked(),
+        pytest.raises(InputError, match="another process is writing to"),
+    ):
+        run_experiment(SMALL, copied)
+    run_experiment(SMALL, copied)
+
+
+def test_a_turn_that_was_written_twice_is_noticed(copied: Path) -> None:
+    log = Log(copied / "energy" / "random.jsonl")
+    lines = log.path.read_text().splitlines(keepends=True)
+    log.path.write_text("".join(lines[:4] + lines[1:4]))
+    with pytest.raises(InputError, match="is damaged: seed 0 has fit 0"):
+        run_experiment(SMALL, copied)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seeds = '2'", "seeds is '2', expected a whole number"),
+        ("first = 1", "first is 1"),
+        ("test_share = 0.0", "test_share is 0.0"),
+        ("[model]\ndevice = 'cuda'", "'device' is not known"),
+        ("[method.'a/b']\nstrategy = 'random'", "'a/b' is no name for a file"),
+        ("[method.mine]\nstrategy = 'maxent'\nrefit_every = 0", "refit_every is 0"),
+    ],
+)
+def test_values_that_make_no_sense(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.toml"
+    methods = "" if "method" in text else "methods = 'random'\n"
+    path.write_text(f"data = 'energy'\n{methods}{text}\n")
+    with pytest.raises(InputError, match=message):
+        Experiment.load(path)
+    with pytest.raises(InputError, match="widths is 30"):
+        replace(SMALL, model={"widths": 30}).simulation("energy", None, "cpu", 1)
+
+
 def turn_of(line: str) -> int:
     return int(json.loads(line)["fits"])
 
@@ -485,7 +540,7 @@ def test_killed_processes_change_nothing(tmp_path: Path) -> None:
     assert num_lines(out) < total
     assert started(config, out).wait(60) == 0
     assert results(out) == results(tmp_path / "undisturbed")
-    assert {path.suffix for path in out.glob("*/*")} == {".jsonl"}
+    assert {path.suffix for path in out.glob("*/*")} <= {".jsonl", ".lock"}
 
 
 # The command line.
@@ -553,7 +608,7 @@ def test_commands_pass_their_options_on(tmp_path: Path, monkeypatch: pytest.Monk
             "--methods: 'maxnet' is not known; did you mean maxent?",
         ),
         (["run", "mine.toml", "--data", "enrgy"], "--data: 'enrgy' is not known; did you mean energy?"),
-        (["run", "mine.toml", "--seeds", "0"], "seeds is 0, expected at least 1"),
+        (["run", "mine.toml", "--seeds", "0"], "seeds is 0, expected a whole number of at least 1"),
         (["run", "large.toml"], "20 first labels and 600 bought in batches of 10 cannot come from the 614"),
         (["report", "empty"], "empty holds no results: there is no DATA/METHOD.jsonl in it"),
         (["figure", "linear"], "there is no figure 'linear'; there are probit-batches, linear-norms"),

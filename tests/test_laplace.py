@@ -279,6 +279,14 @@ def test_estimators_keep_the_contract_and_select(kind):
 
 
 @pytest.mark.parametrize("kind", [0, 1])
+def test_moved_to_a_device(kind):
+    model, y = estimators()[kind]
+    expected = model.fit(TABLE, y).predict(TABLE)
+    model.posterior_ = model.posterior_.to("cpu")
+    assert np.array_equal(model.predict(TABLE), expected)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize("options", [{}, {"network": own_layers, "epochs": 300}])
 def test_estimators_learn(kind, options):
     model, y = estimators(**{"epochs": 100} | options)[kind]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from coresift.experiments.comparison import Results, compare_pairs, holm, standings
-from coresift.experiments.published import paper_name, paper_rmse, paper_seconds
+from coresift.experiments.comparison import Results, compare_pairs, holm, seeds_needed, standings
+from coresift.experiments.published import departure, paper_name, paper_rmse, paper_seconds
 from coresift.experiments.report import NOTHING, write_report
 from coresift.experiments.store import Log, Record, read
 from coresift.loop import Round
@@ -63,9 +64,18 @@ def run(
     return rounds[:stop]
 
 
-def write(log: Log, seeds: dict[int, list[Round]], **made: str) -> None:
-    log.open({}, made)
-    for seed, rounds in seeds.items():
+def settings(data: str, method: str, /, **changed: Any) -> dict[str, Any]:
+    """Those of the paper's protocol, though runs here end sooner."""
+    paper = {"data": {"table": data}, "first": FIRST, "batch": BATCH, "budget": 100}
+    single = method in ("maxent-sg", "maxent-i")
+    return {**paper, "method": {"strategy": method, "refit_every": 1 if single else None}, **changed}
+
+
+def write(
+    log: Log, rounds_of: dict[int, list[Round]], made: dict[str, str] | None = None, /, **changed: Any
+) -> None:
+    log.open(settings(log.path.parent.name, log.path.stem, **changed), made)
+    for seed, rounds in rounds_of.items():
         for turn in rounds:
             log.append({seed: turn})
 
@@ -78,8 +88,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     full = [BATCH, BATCH]
     for method in ("random", "lcmd", "acs-fisher", "maxent"):
         log = Log(folder / "yacht" / f"{method}.jsonl")
-        write(log, {seed: run(method, seed, full) for seed in range(SEEDS)}, **origin)
-    write(Log(folder / "yacht/maxent.jsonl"), {SEEDS: run("maxent", SEEDS, full, stop=2)}, **origin)
+        write(log, {seed: run(method, seed, full) for seed in range(SEEDS)}, origin)
+    write(Log(folder / "yacht/maxent.jsonl"), {SEEDS: run("maxent", SEEDS, full, stop=2)}, origin)
     uneven = {seed: run("unfilled", seed, [7, 6, 7] if seed % 2 else [5, 5, 5, 5]) for seed in range(SEEDS)}
     write(Log(folder / "yacht/unfilled.jsonl"), uneven)
     single = [1] * (2 * BATCH)
@@ -100,14 +110,21 @@ def out(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def results(folder: Path, data: str) -> Results:
-    return Results.gather(data, [record for record in read(folder) if record.data == data])
+def results(folder: Path, data: str, *, known: bool = True) -> Results:
+    found = {path.stem: Log(path).settings() for path in (folder / data).glob("*.jsonl")}
+    return Results.gather(
+        data, [record for record in read(folder) if record.data == data], found if known else None
+    )
+
+
+def section(out: Path, data: str) -> str:
+    return (out / "table1.md").read_text(encoding="utf-8").split(f"## {data}\n")[1].split("\n## ")[0]
 
 
 def rows(out: Path, data: str, column: str) -> dict[str, list[str]]:
     """The table of a data set that has such a column: row name -> cells."""
-    section = (out / "table1.md").read_text(encoding="utf-8").split(f"## {data}\n")[1].split("\n## ")[0]
-    table = next(block for block in section.split("\n\n") if block.startswith("|") and column in block)
+    blocks = section(out, data).split("\n\n")
+    table = next(block for block in blocks if block.startswith("|") and column in block)
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     return {name: cells for name, *cells in lines[2:]}
 
@@ -153,13 +170,74 @@ def test_curves_lie_on_the_common_grid(folder: Path) -> None:
     assert found.curve("maxent-i", "fits", range(21)).max() < 1000
 
 
-def test_seconds(folder: Path, out: Path) -> None:
-    found = results(folder, "yacht")
+@pytest.mark.parametrize("known", [True, False])
+def test_seconds(folder: Path, out: Path, known: bool) -> None:
+    found = results(folder, "yacht", known=known)
     assert found.seconds("random") == pytest.approx((0.5, 2.5, 7.0))
     # Ten choices and ten fits lead to a batch, whether its labels are imputed or bought one by one.
     assert found.seconds("maxent-i") == pytest.approx((5.0, 25.0, 52.0))
     assert found.seconds("maxent-sg") == pytest.approx((5.0, 25.0, 52.0))
     assert rows(out, "yacht", "batch")["random"] == ["0.5", "0.0", "2.5", "8.9", "7", "88.6"]
+
+
+def test_refits_within_a_batch_belong_to_its_round(tmp_path: Path) -> None:
+    method = {"strategy": "maxent", "refit_every": 2}
+    # Five fits to a batch, and the part of a batch at the end is a round too.
+    seeds = {seed: run("twos", seed, [2] * 12) for seed in range(2)}
+    write(Log(tmp_path / "yacht/twos.jsonl"), seeds, method=method)
+    assert results(tmp_path, "yacht").seconds("twos") == pytest.approx((12 * 0.5 / 3, 12 * 2.5 / 3, 32.0))
+
+
+def test_the_papers_figures_stand_beside_its_protocol_only(tmp_path: Path) -> None:
+    seeds = {seed: run("random", seed, [BATCH, BATCH]) for seed in range(2)}
+    write(Log(tmp_path / "yacht/random.jsonl"), seeds)
+    write(Log(tmp_path / "yacht/maxent.jsonl"), seeds, batch=5)
+    write(Log(tmp_path / "boston/random.jsonl"), seeds, data={"table": "own/boston.csv"})
+    Log(tmp_path / "energy/random.jsonl").open({})
+    for seed, rounds in seeds.items():
+        for turn in rounds:
+            Log(tmp_path / "energy/random.jsonl").append({seed: turn})
+    write_report(tmp_path)
+    assert rows(tmp_path, "yacht", "RMSE at 40")["random"][3] == "1.272 ± 0.059"
+    for data, method in {"yacht": "maxent", "boston": "random", "energy": "random"}.items():
+        assert rows(tmp_path, data, "RMSE at 40")[method][3:] == [NOTHING] * 3
+        assert rows(tmp_path, data, "batch |")[method][1::2] == [NOTHING] * 3
+    why = "The paper's figures are left out for"
+    assert f"{why} maxent: first, batch and budget are 20, 5, 100, and 20, 10, 100 in the paper." in section(
+        tmp_path, "yacht"
+    )
+    assert f"{why} random: the table is own/boston.csv, not the published one." in section(tmp_path, "boston")
+    assert f"{why} random: the table is not known" in section(tmp_path, "energy")
+
+
+def test_what_departs_from_the_paper() -> None:
+    large = {"first": 200, "batch": 1000, "budget": 10000}
+    assert departure("year", settings("year", "random", **large)) is None
+    assert departure("year", settings("year", "random")) is not None
+    assert departure("yacht", settings("yacht", "random", **large)) is not None
+    assert departure("protein", settings("protein", "random")) == "the paper has no such data set"
+
+
+def test_mixed_settings_are_told(tmp_path: Path, out: Path) -> None:
+    seeds = {seed: run("random", seed, [BATCH]) for seed in range(2)}
+    differing: dict[str, dict[str, Any]] = {
+        "lcmd": {"model": {"epochs": 5, "width": 1}},
+        "maxent": {"model": {"width": 1, "epochs": 9}, "beside": ["maxent"], "seeds": 2},
+        "random": {"model": {"width": 1, "epochs": 5}},
+    }
+    for method, changed in differing.items():
+        write(Log(tmp_path / f"yacht/{method}.jsonl"), seeds, **changed)
+    Log(tmp_path / "yacht/unbegun.jsonl").open({"batch": 3})
+    write_report(tmp_path)
+    assert (
+        section(tmp_path, "yacht")
+        .strip()
+        .startswith(
+            "Warning: these methods were made with different settings, and do not compare: "
+            "model (lcmd, random against maxent); seeds (lcmd, random against maxent).\n"
+        )
+    )
+    assert "Warning" not in (out / "table1.md").read_text(encoding="utf-8")
 
 
 def test_pairs(out: Path) -> None:
@@ -172,11 +250,29 @@ def test_pairs(out: Path) -> None:
     assert rows(out, "yacht", "than lcmd")["random"][-1] == "worse than lcmd"
 
 
+@pytest.mark.parametrize(("sign", "word"), [(1, "better"), (-1, "worse")])
+def test_the_verdict_follows_the_ranks(sign: int, word: str) -> None:
+    gaps = [-0.1] * 35 + [2.0] * 5
+    errors = {"random": dict.fromkeys(range(40), 5.0), "m": {i: 5 + sign * gap for i, gap in enumerate(gaps)}}
+    (pair,) = compare_pairs(errors, "random")
+    assert sign * pair.difference.mean > 0
+    assert pair.verdict == f"mostly {word} than random, but not in the mean"
+
+
 def test_pairs_share_seeds_and_need_two() -> None:
     errors = {"random": {0: 1.0, 1: 2.0, 2: 3.0}, "same": {1: 2.0, 2: 3.0, 9: 0.0}, "alone": {0: 0.5, 9: 0.0}}
     (pair,) = compare_pairs(errors, "random")
     assert (pair.method, pair.num_seeds, pair.p_value) == ("same", 2, 1.0)
     assert pair.verdict == "not told apart from random"
+
+
+def test_seeds_needed() -> None:
+    for compared in range(1, 40):
+        needed = seeds_needed(compared)
+        for seeds, told in {needed - 1: False, needed: True}.items():
+            errors = {str(m): {seed: -1.0 - seed for seed in range(seeds)} for m in range(compared)}
+            pairs = compare_pairs({"random": dict.fromkeys(range(seeds), 0.0), **errors}, "random")
+            assert (max(pair.p_value for pair in pairs) <= 0.05) is told
 
 
 def test_holm() -> None:
@@ -206,9 +302,19 @@ def test_standings() -> None:
 def test_partial_results_are_named(out: Path) -> None:
     text = (out / "table1.md").read_text(encoding="utf-8")
     assert "Left out: 1 unfinished (maxent 1)." in text
-    assert "Left out: 1 unfinished (lcmd 1). With fewer than six" in text
+    assert "Left out: 1 unfinished (lcmd 1). With fewer than 6 finished seeds" in text
+    # Six are compared with one on eight seeds, which is enough.
+    assert "With fewer" not in section(out, "yacht")
     assert rows(out, "boston", "RMSE at 40 labels")["lcmd"] == [NOTHING] * 6
     assert "than random" not in text.split("## boston")[1].split("## yacht")[0]
+
+
+def test_more_methods_need_more_seeds(tmp_path: Path) -> None:
+    for number in range(12):
+        seeds = {seed: run("random", seed, [BATCH]) for seed in range(8)}
+        write(Log(tmp_path / f"yacht/{number}.jsonl"), seeds)
+    write_report(tmp_path)
+    assert "With fewer than 9 finished seeds" in section(tmp_path, "yacht")
 
 
 def test_nothing_finished(tmp_path: Path) -> None:

@@ -9,8 +9,11 @@ from torch import nn
 
 from coresift import InputError
 from coresift.models import BayesianLinearRegression
+from coresift.models.laplace import SquaredError as LaplaceError
 from coresift.models.neural_linear import ExactLastLayer
+from coresift.models.plain import CrossEntropy, GaussianLoss
 from coresift.networks import MLP, LabelledStack, Stack, Trainer
+from coresift.networks import trainer as trainer_module
 from coresift.networks.trainer import take_rows
 
 
@@ -168,6 +171,59 @@ def test_the_exact_last_layer_is_the_closed_form(outputs):
         assert torch.autograd.gradcheck(
             lambda f, rows=rows, alone=alone: alone(f, data, rows, share), (leaf,)
         )
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """What would be recorded on a GPU; here it is noted, and run as it is."""
+    noted = []
+
+    def note(function):
+        noted.append(function)
+        return function
+
+    monkeypatch.setattr(Stack, "recordable", True)
+    monkeypatch.setattr(trainer_module, "_Recorded", note)
+    return noted
+
+
+@pytest.mark.parametrize(
+    ("objective", "expected"),
+    [
+        (ExactLastLayer(), True),
+        (ExactLastLayer(alone=True), True),
+        (LaplaceError(), True),
+        (GaussianLoss(), True),
+        (SquaredError(), False),
+    ],
+    ids=["exact", "alone", "squared", "gaussian", "says nothing"],
+)
+def test_recorded_where_the_objective_allows_it(recorded, objective, expected):
+    outputs = 2 if isinstance(objective, GaussianLoss) else 1
+    members = networks(1, lambda: MLP(3, (8, outputs)))
+    train(members, [labelled(12, 0)], [0], objective, epochs=2)
+    assert bool(recorded) == expected
+    assert CrossEntropy.recordable
+
+
+@pytest.mark.parametrize(("size", "expected"), [(128, True), (130, False)])
+def test_an_epoch_of_many_steps_is_not_recorded(recorded, size, expected):
+    train(networks(1), [labelled(size, 0)], [0], ExactLastLayer(), batch_size=2, epochs=1)
+    assert bool(recorded) == expected
+
+
+def test_nothing_is_recorded_without_the_stack(recorded, monkeypatch):
+    monkeypatch.setattr(Stack, "recordable", False)
+    train(networks(1), [labelled(12, 0)], [0], ExactLastLayer(), epochs=1)
+    assert not recorded
+
+
+def test_a_network_that_waits_counts_its_own_steps():
+    data = LabelledStack.of([labelled(8, 0), labelled(4, 1)])
+    waits = [active.tolist() for _, _, active in trainer_module._Plan(data, [4, 4]).steps()]
+    assert waits == [[True, True], [True, False]]
+    together = trainer_module._Plan(LabelledStack.of([labelled(8, 0), labelled(8, 1)]), [4, 4])
+    assert [active for _, _, active in together.steps()] == [None, None] and together.full
 
 
 def test_errors():

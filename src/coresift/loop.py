@@ -48,6 +48,10 @@ class Method:
     refit_every: int | None = None
     impute: bool = False
 
+    def __post_init__(self) -> None:
+        if self.refit_every is not None and self.refit_every < 1:
+            raise InputError(f"refit_every is {self.refit_every}, expected at least 1")
+
     def resolved(self) -> Strategy:
         """The strategy with its options."""
         strategy = find_strategy(self.strategy)
@@ -153,6 +157,11 @@ class Simulation:
     workers: int = 1
 
     def __post_init__(self) -> None:
+        if self._test_size < 1 or self.workers < 1:
+            raise InputError(
+                f"test_share {self.test_share} keeps {self._test_size} rows for testing, with {self.workers} "
+                "workers; expected at least one of each"
+            )
         needed, have = self.first + self.budget, len(self.x) - self._test_size
         if min(self.first, self.batch, self.budget) < 1 or needed > have:
             raise InputError(

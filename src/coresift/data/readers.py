@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,18 +38,17 @@ class Table:
 def read_own(path: Path, target: str | None = None) -> Table:
     """Read a ``.csv`` file with a header, a ``.parquet`` or an ``.npz`` file.
 
-    ``target`` names the column to predict, by default the last; all others are features. Of an ``.npz`` file,
-    see `read_npz`, it is only the name for axes.
+    ``target`` names the column to predict, by default the last; all others are features, except an index that
+    pandas wrote to a ``.parquet`` file. Of an ``.npz`` file, see `read_npz`, it is only the name for axes.
     """
     kind = path.suffix.lower()
     if kind == ".npz":
         return read_npz(path, target or "y")
     if kind not in (".csv", ".parquet"):
         raise InputError(f"cannot read {path}: its name should end in .csv, .parquet or .npz")
-    columns = _read_arrow(path)
+    columns = _without_index(path, _read_arrow(path), target)
     names = columns.column_names
-    if not any(character.isalpha() for character in "".join(names)):
-        raise InputError(f"{path} has no header: its first line is {','.join(names)[:60]}; put names there")
+    _check_names(path, names)
     return _from_arrow(path, columns, names[-1] if target is None else target)
 
 
@@ -102,6 +102,52 @@ def _read_arrow(path: Path, **options: Any) -> Any:
         return read(path, **options)
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
+
+
+def _without_index(path: Path, columns: Any, target: str | None) -> Any:
+    """The columns but those that pandas marked as its index, which number or name rows; a target stays."""
+    # Where an index is a range, a description of it stands in place of a name.
+    described = (columns.schema.pandas_metadata or {}).get("index_columns", [])
+    index = {name for name in described if isinstance(name, str) and name != target}
+    kept = [place for place, name in enumerate(columns.column_names) if name not in index]
+    if not kept:
+        raise InputError(f"{path} has no columns but an index of pandas; make columns of it by reset_index()")
+    return columns.select(kept)
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    """Refuse names that are not a header, or do not tell the columns apart."""
+    if len(names) == 1 and path.suffix.lower() == ".csv":
+        for separator in ";\t":
+            if separator in names[0]:
+                raise InputError(
+                    f"{path} has one column, {names[0][:60]!r}: its separator seems to be {separator!r}; "
+                    "write it with commas"
+                )
+    # Both, since 1.5e-3 is data with a letter in it, and "?" is data that is no number.
+    letters = any(character.isalpha() for character in "".join(names))
+    if not letters or all(_is_number(name) for name in names if name.strip()):
+        raise InputError(f"{path} has no header: its first line is {','.join(names)[:60]}; put names there")
+    for place, name in enumerate(names):
+        if not name.strip():
+            raise InputError(
+                f"column {place} of {path} has no name; if it is the index of a DataFrame, "
+                "write the file with index=False, otherwise name it"
+            )
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise InputError(
+            f"{path} has more than one column named {', '.join(map(repr, repeated))}; "
+            "give each a name of its own or drop it"
+        )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _from_arrow(path: Path, columns: Any, target: str, dtype: npt.DTypeLike = np.float64) -> Table:

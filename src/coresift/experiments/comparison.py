@@ -6,13 +6,15 @@ than their means do.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from scipy.stats import wilcoxon
+from scipy.stats import rankdata, wilcoxon
 
 from coresift.experiments.store import Record
 from coresift.loop import Round
@@ -56,6 +58,7 @@ class Results:
     unfinished : method -> runs left out
     labels : at the end of a run
     refits : what the methods with full batches need to come there: the fewest
+    settings : method -> what its runs were made with, as far as its log says
     """
 
     data: str
@@ -63,9 +66,12 @@ class Results:
     unfinished: Mapping[str, int]
     labels: int
     refits: int
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def gather(cls, data: str, records: Sequence[Record]) -> Results:
+    def gather(
+        cls, data: str, records: Sequence[Record], settings: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> Results:
         """Sort runs: one is finished if it chose nothing more and has as many labels as any."""
         labels = max(record.rounds[-1].labels for record in records)
         runs: dict[str, dict[int, Record]] = {record.method: {} for record in records}
@@ -77,7 +83,21 @@ class Results:
             else:
                 unfinished[record.method] += 1
         ends = [run.rounds[-1].fits for seeds in runs.values() for run in seeds.values()]
-        return cls(data, runs, unfinished, labels, min(ends, default=0))
+        known = {name: (settings or {}).get(name, {}) for name in runs}
+        return cls(data, runs, unfinished, labels, min(ends, default=0), known)
+
+    def differing(self) -> dict[str, list[list[str]]]:
+        """The settings in which methods differ, beside the method itself: groups of methods that agree."""
+        names = sorted({name for each in self.settings.values() for name in each} - {"method", "beside"})
+        found = {}
+        for name in names:
+            groups: dict[str, list[str]] = {}
+            for method, each in self.settings.items():
+                value = json.dumps(each[name], sort_keys=True) if name in each else ""
+                groups.setdefault(value, []).append(method)
+            if len(groups) > 1:
+                found[name] = [*groups.values()]
+        return found
 
     def ranked(self, along: Along = "labels") -> list[str]:
         """The methods with at least two finished runs, the most accurate first."""
@@ -117,16 +137,12 @@ class Results:
     def seconds(self, method: str) -> tuple[float, float, float]:
         """Means over runs: to build a batch, for a whole round, for a whole run.
 
-        A round is all that leads to a purchase, fits on imputed labels too. A method that buys labels one by
-        one is counted in batches as large as the largest bought on this data set.
+        A round is all that leads to a purchase, fits on imputed labels too. The purchases of a method that
+        refits within a batch are counted in whole batches.
         """
-        batch = max(
-            len(turn.bought) for seeds in self.runs.values() for run in seeds.values() for turn in run.rounds
-        )
         means = []
         for run in self.runs[method].values():
-            bought = [len(turn.bought) for turn in run.rounds if turn.bought]
-            rounds = sum(bought) / batch if max(bought, default=0) == 1 else len(bought)
+            rounds = self._num_rounds(run)
             select = sum(turn.select_seconds for turn in run.rounds)
             fit = sum(turn.fit_seconds for turn in run.rounds)
             # The last fit is followed by no purchase, and belongs to the run only.
@@ -134,6 +150,21 @@ class Results:
             means.append((select / max(rounds, 1), before / max(rounds, 1), select + fit))
         select_mean, round_mean, run_mean = np.mean(means, axis=0).tolist()
         return select_mean, round_mean, run_mean
+
+    def _num_rounds(self, run: Record) -> int:
+        bought = [len(turn.bought) for turn in run.rounds if turn.bought]
+        settings = self.settings.get(run.method, {})
+        method = settings.get("method")
+        if isinstance(method, Mapping) and "refit_every" in method:
+            within = method["refit_every"] is not None
+        else:  # the log does not say
+            within = max(bought, default=0) == 1
+        if not within:
+            return len(bought)
+        batch = settings.get("batch") or max(  # the largest purchase, where the log does not say
+            len(turn.bought) for runs in self.runs.values() for each in runs.values() for turn in each.rounds
+        )
+        return math.ceil(sum(bought) / max(batch, 1))
 
 
 def _latest(run: Record, along: Along, limit: int) -> Round:
@@ -151,6 +182,7 @@ class Pair:
     num_seeds : that both have finished
     difference : of RMSE, method minus reference
     p_value : corrected for the number of methods compared
+    rank_sum : of the signed ranks, which the p-value is about: below zero where the method is mostly better
     """
 
     method: str
@@ -158,17 +190,23 @@ class Pair:
     num_seeds: int
     difference: Estimate
     p_value: float
+    rank_sum: float
 
     @property
     def verdict(self) -> str:
         """In words.
 
-        >>> Pair("lcmd", "random", 40, Estimate(-0.3, 0.1), 0.01).verdict
+        >>> Pair("lcmd", "random", 40, Estimate(-0.3, 0.1), 0.01, -500).verdict
         'better than random'
+        >>> Pair("lcmd", "random", 40, Estimate(0.2, 0.1), 0.01, -500).verdict
+        'mostly better than random, but not in the mean'
         """
         if not self.p_value <= LEVEL:
             return f"not told apart from {self.reference}"
-        return f"{'better' if self.difference.mean < 0 else 'worse'} than {self.reference}"
+        words = f"{'better' if self.rank_sum < 0 else 'worse'} than {self.reference}"
+        # A few large differences can outweigh many small ones in the mean, though not in the ranks.
+        agrees = self.difference.mean * self.rank_sum > 0
+        return words if agrees else f"mostly {words}, but not in the mean"
 
 
 def compare_pairs(errors: Mapping[str, Mapping[int, float]], reference: str) -> list[Pair]:
@@ -191,9 +229,25 @@ def compare_pairs(errors: Mapping[str, Mapping[int, float]], reference: str) -> 
             found.append((method, gaps, float(wilcoxon(gaps).pvalue) if gaps.any() else 1.0))
     corrected = holm([p_value for *_, p_value in found])
     return [
-        Pair(method, reference, len(gaps), Estimate.over(gaps), p_value)
+        Pair(method, reference, len(gaps), Estimate.over(gaps), p_value, _rank_sum(gaps))
         for (method, gaps, _), p_value in zip(found, corrected, strict=True)
     ]
+
+
+def _rank_sum(gaps: Floats) -> float:
+    """Of the signed ranks; as in the test, without the zeros."""
+    apart = gaps[gaps != 0]
+    return float(np.sign(apart) @ rankdata(np.abs(apart)))
+
+
+def seeds_needed(num_compared: int) -> int:
+    """The fewest seeds on which a method that is better on each is sure to be told apart.
+
+    >>> seeds_needed(1), seeds_needed(6)
+    (6, 8)
+    """
+    # The least p-value of n signs is 2 / 2**n, and Holm's correction multiplies it by the tests at most.
+    return next(seeds for seeds in count(1) if num_compared * 2.0 ** (1 - seeds) <= LEVEL)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

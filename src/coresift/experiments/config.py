@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coresift.data import Table, load_table
+from coresift.data import Table, checksum, load_table
 from coresift.loop import Method, Simulation
 from coresift.models import DropoutRegressor, EnsembleRegressor, LaplaceRegressor, NeuralLinearRegressor
 from coresift.networks import MLP
@@ -23,8 +23,10 @@ MODELS: dict[str, type[Any]] = {
     "dropout": DropoutRegressor,
     "laplace": LaplaceRegressor,
 }
-# The paper has no calibration; and a bar for each fit would fight with that of the experiment.
+# The paper has no calibration.
 _DEFAULTS: dict[str, dict[str, Any]] = {"neural-linear": {"calibration_folds": 0}}
+# Said on the command line, by the runner or by ``widths``.
+_NOT_OPTIONS = {"network", "device", "progress", "random_state"}
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,15 @@ class Experiment:
     test_share: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise InputError(f"seeds is {self.seeds}, expected at least 1")
+        for name, least in (("seeds", 1), ("first", 2), ("batch", 1), ("budget", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InputError(f"{name} is {value!r}, expected a whole number of at least {least}")
+        if not isinstance(self.test_share, float) or not 0 < self.test_share < 1:
+            raise InputError(f"test_share is {self.test_share!r}, expected a number between 0 and 1")
+        for name in (*self.data, *self.methods):  # they become names of files
+            if not name or name.startswith(".") or set(name) & set('/\\:*?"<>|'):
+                raise InputError(f"{name!r} is no name for a file; use letters, digits, '-' and '_'")
 
     @classmethod
     def load(cls, path: Path) -> Experiment:
@@ -84,7 +93,7 @@ class Experiment:
         model = dict(described.get("model", {}))
         kind = model.pop("kind", "neural-linear")
         _check_words([kind], set(MODELS), "model.kind")
-        options = {*MODELS[kind]().get_params(), "widths"} - {"network"}
+        options = {*MODELS[kind]().get_params(), "widths"} - _NOT_OPTIONS
         _check_words(model, options, "[model]")
         data: dict[str, Source] = {}
         for name, source in _by_name(described.get("data", {})).items():
@@ -99,6 +108,7 @@ class Experiment:
             _check_words(method, {one.name for one in fields(Method)}, f"[method.{name}]")
             own[name] = Method(**{"strategy": name, **method})
         names = described.get("methods", list(own))
+        names = [names] if isinstance(names, str) else names
         _check_words(names, {*own, *STRATEGIES}, "methods")
         methods = {name: own.get(name, Method(name)) for name in names}
         for method in methods.values():
@@ -123,12 +133,19 @@ class Experiment:
         """The options of the model on a data set."""
         return {**_DEFAULTS.get(self.kind, {}), **self.model, **self.data[data].model}
 
-    def settings(self, data: str, method: str) -> dict[str, Any]:
+    def settings(self, data: str, method: str, simulation: Simulation) -> dict[str, Any]:
         """All that decides the results of a method on a data set, for JSON."""
+        given = simulation.model.get_params()
         return {
             "data": asdict(self.data[data]),
+            "checksum": checksum(simulation.x, simulation.y),
             "method": asdict(self.methods[method]),
-            "model": {"kind": self.kind, **self.options(data)},
+            # Defaults too: they may change from version to version.
+            "model": {
+                "kind": self.kind,
+                "widths": self.options(data).get("widths"),
+                **{name: value for name, value in given.items() if name not in _NOT_OPTIONS},
+            },
             "first": self.first,
             "batch": self.batch,
             "budget": self.budget,
@@ -142,7 +159,10 @@ class Experiment:
         table: Table = load_table(source.table, folder, source.target)
         options = self.options(data)
         if "widths" in options:
-            options["network"] = partial(MLP, widths=tuple(options.pop("widths")))
+            widths = options.pop("widths")
+            if not isinstance(widths, list) or not all(isinstance(width, int) for width in widths):
+                raise InputError(f"widths is {widths!r}, expected a list of whole numbers such as [30, 30]")
+            options["network"] = partial(MLP, widths=tuple(widths))
         model = MODELS[self.kind](**options, device=device, progress=False)
         return Simulation(
             table.x,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 METHODS = ("Random", "MaxEnt", "ACS-FW", "MaxEnt-I", "MaxEnt-SG")
 
 # Mean and standard error over 40 seeds (year: 5), in the order of METHODS.
@@ -12,6 +15,9 @@ _RMSE = {
     "power": ((5.108, 0.0468), (5.022, 0.0428), (4.984, 0.0366), (4.834, 0.0313), (4.855, 0.0339)),
     "year": ((13.165, 0.0307), (13.030, 0.0975), (12.194, 0.0596)),
 }
+
+# Labels at first, in a batch, and bought in all.
+_PROTOCOLS = {name: (200, 1000, 10000) if name == "year" else (20, 10, 100) for name in _RMSE}
 
 # Seconds to build a batch, for a whole round, for a whole run; MaxEnt-SG was not timed.
 _SECONDS = {
@@ -42,6 +48,30 @@ def paper_name(data: str, method: str) -> str | None:
     if f"{method.lower()}-".startswith(f"{_ACS.get(data)}-"):
         return "ACS-FW"
     return _NAMES.get(method)
+
+
+def departure(data: str, settings: Mapping[str, Any]) -> str | None:
+    """What keeps results from standing beside the paper's, in words; nothing where they may.
+
+    >>> settings = {"data": {"table": "yacht"}, "first": 20, "batch": 5, "budget": 100}
+    >>> departure("yacht", settings)
+    'first, batch and budget are 20, 5, 100, and 20, 10, 100 in the paper'
+    >>> departure("yacht", {**settings, "batch": 10})
+    """
+    source = settings.get("data")
+    table = source.get("table") if isinstance(source, Mapping) else None
+    if data not in _PROTOCOLS:
+        return "the paper has no such data set"
+    if table != data:
+        return f"the table is {table or 'not known'}, not the published one"
+    ours = tuple(settings.get(name) for name in ("first", "batch", "budget"))
+    if ours != _PROTOCOLS[data]:
+        said, theirs = (
+            ", ".join("unknown" if value is None else str(value) for value in each)
+            for each in (ours, _PROTOCOLS[data])
+        )
+        return f"first, batch and budget are {said}, and {theirs} in the paper"
+    return None
 
 
 def paper_rmse(data: str, method: str) -> tuple[float, float] | None:

@@ -6,13 +6,22 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
-from coresift.experiments.comparison import Along, Estimate, Results, Standing, compare_pairs, standings
-from coresift.experiments.published import paper_name, paper_rmse, paper_seconds
+from coresift.experiments.comparison import (
+    Along,
+    Estimate,
+    Results,
+    Standing,
+    compare_pairs,
+    seeds_needed,
+    standings,
+)
+from coresift.experiments.published import departure, paper_name, paper_rmse, paper_seconds
 from coresift.experiments.store import Log, Record, read
 from coresift.report.figures import CurvePanel, curve_panels, save
 from coresift.report.page import Heading, Part, Picture, Table, markdown, page
@@ -43,11 +52,14 @@ def write_report(folder: Path, out: Path | None = None, *, show: Sequence[str] |
     records = read(folder)
     out.mkdir(parents=True, exist_ok=True)
     write_rounds(records, out / "rounds.parquet")
-    everything = [Results.gather(data, list(runs)) for data, runs in groupby(records, lambda run: run.data)]
+    everything = [
+        Results.gather(data, list(runs), _settings(folder / data))
+        for data, runs in groupby(records, lambda run: run.data)
+    ]
     ranking = standings(everything)
     parts: list[Part] = [*_origin(folder), *_overview(ranking), _HOW]
     for results in everything:
-        parts += [Heading(results.data), *_left_out(results)]
+        parts += [Heading(results.data), *_mixed(results), *_left_out(results), *_not_the_papers(results)]
         if results.ranked():
             name = f"curves-{results.data}.png"
             figure = _curves(results, _handful(results, ranking) if show is None else show)
@@ -79,6 +91,11 @@ def write_rounds(records: Iterable[Record], path: Path) -> None:
     rows = [{**vars(record), **vars(turn)} for record in records for turn in record.rounds]
     arrays = {name: pa.array([row[name] for row in rows], type=kind) for name, kind in columns.items()}
     pq.write_table(pa.table(arrays), path, compression="zstd")
+
+
+def _settings(folder: Path) -> dict[str, dict[str, Any]]:
+    """Of each method on a data set."""
+    return {path.stem: Log(path).settings() for path in sorted(folder.glob("*.jsonl"))}
 
 
 # What stands at the top.
@@ -121,6 +138,29 @@ def _overview(ranking: Sequence[Standing]) -> list[Part]:
 # What stands under each data set.
 
 
+def _mixed(results: Results) -> list[str]:
+    """A warning where methods differ in more than the method."""
+    each = [
+        f"{name} ({' against '.join(', '.join(group) for group in groups)})"
+        for name, groups in results.differing().items()
+    ]
+    warning = "Warning: these methods were made with different settings, and do not compare:"
+    return [f"{warning} {'; '.join(each)}."] if each else []
+
+
+def _not_the_papers(results: Results) -> list[str]:
+    """Why figures that the paper has are not shown."""
+    reasons: dict[str, list[str]] = {}
+    for name in results.runs:
+        reason = departure(results.data, results.settings[name])
+        if reason and (paper_rmse(results.data, name) or paper_seconds(results.data, name)):
+            reasons.setdefault(reason, []).append(name)
+    return [
+        f"The paper's figures are left out for {', '.join(names)}: {reason}."
+        for reason, names in reasons.items()
+    ]
+
+
 def _left_out(results: Results) -> list[str]:
     """What the figures do not count, and cannot tell."""
     lines = []
@@ -128,8 +168,13 @@ def _left_out(results: Results) -> list[str]:
     if counts:
         each = ", ".join(f"{name} {count}" for name, count in counts.items())
         lines.append(f"Left out: {sum(counts.values())} unfinished ({each}).")
-    if any(len(runs) < 6 for runs in results.runs.values()):
-        lines.append("With fewer than six finished seeds, a method cannot be told apart from any other.")
+    compared = max(len(results.ranked()) - 1, 1)
+    needed = seeds_needed(compared)
+    if any(len(runs) < needed for runs in results.runs.values()):
+        lines.append(
+            f"With fewer than {needed} finished seeds, even a method that is better on each may not be told "
+            f"apart from another, at {compared} compared."
+        )
     return [" ".join(lines)] if lines else []
 
 
@@ -151,7 +196,8 @@ def _equal_labels(results: Results) -> Table:
     def cells(name: str) -> list[str]:
         ours, ends = Estimate.over(results.errors(name).values()), results.at(name, "labels").values()
         refits = _count(turn.fits for turn in ends)
-        return [str(ours), str(len(ends)), refits, *_beside(ours, paper_rmse(results.data, name))]
+        paper = None if departure(results.data, results.settings[name]) else paper_rmse(results.data, name)
+        return [str(ours), str(len(ends)), refits, *_beside(ours, paper)]
 
     columns = [f"RMSE at {results.labels} labels", "seeds", "refits", "paper", "z", "ours"]
     caption = (
@@ -211,7 +257,7 @@ def _pairs(results: Results) -> list[Table]:
 
 def _seconds(results: Results) -> Table:
     def cells(name: str) -> list[str]:
-        paper = paper_seconds(results.data, name)
+        paper = None if departure(results.data, results.settings[name]) else paper_seconds(results.data, name)
         theirs = [NOTHING] * 3 if paper is None else [f"{value:.1f}" for value in paper]
         ours = [f"{value:.3g}" for value in results.seconds(name)]
         return [cell for both in zip(ours, theirs, strict=True) for cell in both]

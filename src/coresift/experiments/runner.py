@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -49,15 +49,20 @@ def run_experiment(
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"device is {device!r}, which is not to be had here; try 'cpu'")
     names = list(experiment.methods)
-    groups = [names] if together else [[name] for name in names]
-    for data in experiment.data:
-        simulation = experiment.simulation(data, folder, device, workers)
-        for group in groups:
-            logs = {name: Log(out / data / f"{name}.jsonl") for name in group}
-            for name, log in logs.items():
-                beside = {"beside": sorted(group)} if together else {}
-                log.open({**experiment.settings(data, name), **beside}, _made(device))
-            _run_group(experiment, data, simulation, logs)
+    beside = {"beside": sorted(names)} if together else {}
+    # All tables and files are looked at before the first long computation.
+    simulations = {data: experiment.simulation(data, folder, device, workers) for data in experiment.data}
+    with ExitStack() as locks:
+        logs: dict[str, dict[str, Log]] = {}
+        for data, simulation in simulations.items():
+            logs[data] = {name: Log(out / data / f"{name}.jsonl") for name in names}
+            for name, log in logs[data].items():
+                locks.enter_context(log.locked())
+                log.open({**experiment.settings(data, name, simulation), **beside}, _made(device))
+        for data, simulation in simulations.items():
+            groups = [logs[data]] if together else [{name: log} for name, log in logs[data].items()]
+            for group in groups:
+                _run_group(experiment, data, simulation, group)
 
 
 def _run_group(experiment: Experiment, data: str, simulation: Simulation, logs: Mapping[str, Log]) -> None:
@@ -92,7 +97,13 @@ def _recorded(logs: Mapping[str, Log], states: dict[Run, State]) -> Iterator[dic
             break
         rounds = {run: written[run][turn] for run in alive}
         for run, found in rounds.items():
-            states[run] = states[run].after(found)
+            state = states[run]
+            if (found.fits, found.labels) != (state.fits, len(state.labelled)):
+                raise InputError(
+                    f"{logs[run[0]].path} is damaged: seed {run[1]} has fit {found.fits} with {found.labels} "
+                    f"labels after {state.fits} fits and {len(state.labelled)} labels; remove that file"
+                )
+            states[run] = state.after(found)
             kept[run].append(found)
         turn += 1
         yield rounds
@@ -152,13 +163,13 @@ def _made(device: str) -> dict[str, str]:
 def _commit() -> str | None:
     """The commit that is checked out, where there is one; a bare copy can say it in CORESIFT_COMMIT."""
     git = shutil.which("git")
-    if git is None:
-        return None
-    found = subprocess.run(
-        [git, "describe", "--always", "--dirty"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return found.stdout.strip() or None
+
+    def ask(*words: str) -> str:
+        if git is None:
+            return ""
+        where = Path(__file__).parent
+        found = subprocess.run([git, *words], cwd=where, capture_output=True, text=True, check=False)
+        return found.stdout.strip()
+
+    # Installed inside somebody's repository, the package is not part of its history.
+    return ask("describe", "--always", "--dirty") or None if ask("ls-files", __file__) else None

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from coresift.loop import Round
 from coresift.types import InputError
@@ -55,6 +58,20 @@ class Log:
                 f"{self.path} was made with other settings ({', '.join(changed)}); "
                 "name another folder with --out, or remove that file"
             )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes away; the lock goes with this process, however it ends."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = self.path.with_name(f".{self.path.stem}.lock")
+        try:
+            with FileLock(lock, timeout=0):
+                try:
+                    yield
+                finally:
+                    lock.unlink(missing_ok=True)
+        except Timeout:
+            raise InputError(f"another process is writing to {self.path}; wait for it, or end it") from None
 
     def settings(self) -> dict[str, Any]:
         """All that decided the results."""
@@ -120,7 +137,7 @@ def read(folder: Path) -> list[Record]:
 
 
 def _described(turn: Round) -> dict[str, Any]:
-    """Only what differs from the defaults, so that a line stays short."""
+    """Without empty entries, so that a line stays short."""
     return {name: value for name, value in asdict(turn).items() if value != ()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
 from typing import Literal
@@ -84,6 +84,12 @@ class DropoutPosterior:
             check_positive(self.noise_variance, "noise_variance")
         if self.num_predictive < 1:
             raise InputError(f"num_predictive is {self.num_predictive}, expected at least 1")
+
+    def to(self, device: torch.device | str) -> DropoutPosterior:
+        """The same on another device; this one stays where it is."""
+        moved = replace(self)  # with a copy of the network
+        moved.network.to(device)
+        return moved
 
     def sample(self, num: int, generator: torch.Generator) -> Tensor:
         """(J,) seeds, each of one set of masks: its masks are drawn when needed, and always the same."""

@@ -28,6 +28,10 @@ class EnsemblePosterior:
     members: tuple[nn.Module, ...]
     likelihood: Likelihood
 
+    def to(self, device: torch.device | str) -> EnsemblePosterior:
+        """The same on another device; the members move there, as modules do."""
+        return EnsemblePosterior(tuple(member.to(device) for member in self.members), self.likelihood)
+
     @property
     def num_samples(self) -> int:
         return len(self.members)

@@ -299,7 +299,7 @@ class LaplaceClassifier(PlainClassifier, _Laplace):
 class SquaredError:
     """Half the mean squared error of a mini-batch."""
 
-    whole, alone = False, True
+    whole, alone, recordable = False, True, True
 
     def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, share: Tensor) -> Tensor:
         gap = take_rows(data.y, index) - outputs

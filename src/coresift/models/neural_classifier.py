@@ -113,7 +113,8 @@ class NeuralLinearClassifier(NetworkClassifier):
             data.append((scale(x), y))
             networks.append(member._fresh_classifier(data[-1][0], len(member.classes_), generator))
         stack = Stack(networks, first.device)
-        objective = EvidenceLowerBound(stack, generators)
+        seeds = [int(torch.randint(2**62, (), generator=generator)) for generator in generators]
+        objective = EvidenceLowerBound(stack, [torch.Generator().manual_seed(seed) for seed in seeds])
         first._trainer().train(stack, objective, LabelledStack.of(data), generators)
         for position, (member, scale) in enumerate(zip(members, scales, strict=True)):
             trained = stack.member(position)

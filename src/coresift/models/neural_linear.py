@@ -346,6 +346,7 @@ class ExactLastLayer:
     noise_rate: float = 1.0
     alone: bool = False
     whole: ClassVar[bool] = True
+    recordable: ClassVar[bool] = True
 
     def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, share: Tensor) -> Tensor:
         ones = outputs.new_ones(len(outputs), 1, outputs.shape[1])

@@ -233,7 +233,7 @@ class GaussianOutputs:
 class GaussianLoss:
     """Minus the log density of a mini-batch under each network's means and variances, but for a constant."""
 
-    whole, alone = False, True
+    whole, alone, recordable = False, True, True
 
     def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, share: Tensor) -> Tensor:
         mean, variance = _moments(outputs)
@@ -246,7 +246,7 @@ class GaussianLoss:
 class CrossEntropy:
     """Minus the log probability of a mini-batch's classes."""
 
-    whole, alone = False, True
+    whole, alone, recordable = False, True, True
 
     def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, share: Tensor) -> Tensor:
         log_probs = outputs.log_softmax(2).gather(2, take_rows(data.y, index).unsqueeze(2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -38,6 +38,11 @@ class SoftmaxPosterior:
     deviation: Tensor
     factor: Tensor
     num_predictive: int = 100
+
+    def to(self, device: torch.device | str) -> SoftmaxPosterior:
+        """The same on another device."""
+        mean, deviation, factor = (one.to(device) for one in (self.mean, self.deviation, self.factor))
+        return replace(self, mean=mean, deviation=deviation, factor=factor)
 
     def __post_init__(self) -> None:
         check_shape(self.mean, (None, None), "the mean of the weights")

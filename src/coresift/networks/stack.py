@@ -72,7 +72,7 @@ class Stack:
 
     @property
     def recordable(self) -> bool:
-        """Whether a training step is a fixed sequence of kernels; a module of any other kind might not be."""
+        """Whether the forward pass is known to be a fixed sequence of kernels, and on a GPU."""
         return self._stacked is not None and self.flat.is_cuda
 
     def trained(self) -> Tensor | None:

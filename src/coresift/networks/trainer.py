@@ -17,6 +17,8 @@ from coresift.types import InputError
 
 # Row numbers drawn at a time for the orders of coming epochs.
 _ORDERED = 2**20
+# Steps of an epoch that is recorded, at most: a CUDA graph holds each kernel of each step.
+_MOST_RECORDED = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +81,8 @@ class Objective(Protocol):
     whole : whether the loss needs the network's outputs of all labelled points in each step, as an exact
         last layer does.
     alone : whether it needs those of the mini-batch, from a pass through the network of its own.
+    recordable : whether the loss is a fixed sequence of kernels, to be recorded into a CUDA graph: it looks
+        at no values and draws no noise. One that does not say is not recorded.
     """
 
     @property
@@ -86,6 +90,9 @@ class Objective(Protocol):
 
     @property
     def alone(self) -> bool: ...
+
+    @property
+    def recordable(self) -> bool: ...
 
     def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, share: Tensor) -> Tensor:
         """(S,) losses.
@@ -180,7 +187,8 @@ class Trainer:
                 gradient = torch.addcmul(gradient, stack.flat, decay)
                 adam.step(gradient if trained is None else gradient * trained, rate, active)
 
-        run = _Recorded(train_epoch) if stack.recordable else train_epoch
+        fixed = stack.recordable and getattr(objective, "recordable", False)
+        run = _Recorded(train_epoch) if fixed and len(plan) <= _MOST_RECORDED else train_epoch
         rates = torch.tensor([self._rate(epoch) for epoch in range(self.epochs)]).to(stack.flat)
         with progress_bar("training", self.epochs) as advance:
             for order, rate in zip(data.orders(generators, self.epochs), rates, strict=True):
@@ -226,24 +234,22 @@ class _Plan:
         place = torch.arange(steps)[:, None] * batches + column  # (S, steps, m)
         real = (column < batches) & (place < sizes) & (torch.arange(steps)[:, None] < counts)
         share = (real.double() / real.sum(-1, keepdim=True).clamp(min=1)).to(data.x)
-        active = real.any(-1).to(
-            data.x.device
-        )  # (S, steps); a network whose epoch is over waits for the others
+        active = real.any(-1)  # (S, steps); a network whose epoch is over waits for the others
+        # Where one waits in any step, each counts its own in all of them.
+        taking_part = [None] * steps if bool(active.all()) else active.to(data.x.device).unbind(1)
         self.full = True
         self._steps: list[tuple[Rows, Tensor, Tensor | None]] = []
-        for step in range(steps):
+        for step, part in enumerate(taking_part):
             width = int(real[:, step].sum(-1).max())
             index: Rows = torch.where(real[:, step, :width], place[:, step, :width], 0).to(data.x.device)
             if bool(real[:, step, :width].all()) and len(set(batch_sizes)) == 1:
                 index = slice(step * batch_sizes[0], step * batch_sizes[0] + width)
             else:
                 self.full = False
-            everyone = bool(active[:, step].all())
-            self._steps.append((index, share[:, step, :width], None if everyone else active[:, step]))
-        if not bool(active.all()):  # one network's count of steps differs from another's: count for each
-            self._steps = [
-                (index, part, active[:, step]) for step, (index, part, _) in enumerate(self._steps)
-            ]
+            self._steps.append((index, share[:, step, :width], part))
+
+    def __len__(self) -> int:
+        return len(self._steps)
 
     def steps(self) -> Iterator[tuple[Rows, Tensor, Tensor | None]]:
         """Rows, their shares (S, m), and which networks take part (S,), or ``None`` for all; step by step."""

@@ -172,12 +172,14 @@ class EvidenceLowerBound:
     Attributes
     ----------
     stack : whose last layers are trained.
-    generators : S, on the CPU, so that a seed means the same everywhere.
+    generators : S, on the CPU, so that a seed means the same everywhere. Not those that shuffle: orders are
+        drawn from those many epochs ahead, and how many depends on the company.
     """
 
     stack: Stack
     generators: Sequence[torch.Generator]
     whole, alone = False, True
+    recordable = False  # a recorded loss would meet the same noise in every epoch
 
     def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, share: Tensor) -> Tensor:
         head = cast(VariationalSoftmax, self.stack.template.head)
