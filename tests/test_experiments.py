@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -567,8 +568,10 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     ran = called("run", config)
     assert ran.exit_code == 0
-    assert (
-        ran.stdout == "results are in results/mine; read them with: coresift experiment report results/mine\n"
+    assert re.fullmatch(
+        r"took \d+ s, at most [\d.]+ GB of memory.*\n"
+        "results are in results/mine; read them with: coresift experiment report results/mine\n",
+        ran.stdout,
     )
     assert [line.split(",")[0] for line in ran.stderr.splitlines()] == [
         "energy random: 2 seeds",

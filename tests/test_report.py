@@ -305,7 +305,8 @@ def test_partial_results_are_named(out: Path) -> None:
     assert "Left out: 1 unfinished (lcmd 1). With fewer than 6 finished seeds" in text
     # Six are compared with one on eight seeds, which is enough.
     assert "With fewer" not in section(out, "yacht")
-    assert rows(out, "boston", "RMSE at 40 labels")["lcmd"] == [NOTHING] * 6
+    cells = rows(out, "boston", "RMSE at 40 labels")["lcmd"]
+    assert "±" not in cells[0] and cells[1] == "1"
     assert "than random" not in text.split("## boston")[1].split("## yacht")[0]
 
 
@@ -315,6 +316,18 @@ def test_more_methods_need_more_seeds(tmp_path: Path) -> None:
         write(Log(tmp_path / f"yacht/{number}.jsonl"), seeds)
     write_report(tmp_path)
     assert "With fewer than 9 finished seeds" in section(tmp_path, "yacht")
+
+
+def test_a_single_seed_has_errors_and_no_spread(tmp_path: Path) -> None:
+    log = Log(tmp_path / "yacht" / "random.jsonl")
+    log.open({"data": {"table": "yacht"}, "first": FIRST, "batch": BATCH, "budget": FULL - FIRST})
+    for turn in run("random", 0, [BATCH, BATCH]):
+        log.append({0: turn})
+    write_report(tmp_path)
+    text = (tmp_path / "table1.md").read_text()
+    assert f"| random | {error('random', 0, FULL):.3f} | 1 | 2 |" in text
+    assert "nan" not in text
+    assert (tmp_path / "curves-yacht.png").exists()
 
 
 def test_nothing_finished(tmp_path: Path) -> None:

@@ -90,13 +90,14 @@ def run(
 ) -> None:
     """Run an experiment; what is already there is not repeated, a run that was stopped goes on."""
     from coresift.experiments.config import Experiment
-    from coresift.experiments.runner import run_experiment
+    from coresift.experiments.runner import resources_used, run_experiment
 
     experiment = Experiment.load(config).only(_names(data), _names(methods))
     if seeds is not None:
         experiment = replace(experiment, seeds=seeds)
     where = out or Path("results") / config.stem
     run_experiment(experiment, where, folder=folder, device=device, workers=workers, together=together)
+    typer.echo(f"took {resources_used()}")
     typer.echo(f"results are in {where}; read them with: coresift experiment report {where}")
 
 

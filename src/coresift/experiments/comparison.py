@@ -29,10 +29,10 @@ Along: TypeAlias = Literal["labels", "fits"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its standard error.
+    """A mean with its standard error, which one value alone does not tell.
 
-    >>> print(Estimate.over([1.0, 3.0]), Estimate(-0.25, 0.125))
-    2.000 ± 1.000 -0.250 ± 0.125
+    >>> print(Estimate.over([1.0, 3.0]), Estimate.over([2.0]))
+    2.000 ± 1.000 2.000
     """
 
     mean: float
@@ -40,12 +40,11 @@ class Estimate:
 
     @classmethod
     def over(cls, values: Iterable[float]) -> Estimate:
-        """Of at least two values."""
         array = np.array(list(values))
         return cls(float(array.mean()), float(standard_error(array)))
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} ± {self.error:.3f}"
+        return f"{self.mean:.3f}" + ("" if math.isnan(self.error) else f" ± {self.error:.3f}")
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,8 @@ class Results:
         return found
 
     def ranked(self, along: Along = "labels") -> list[str]:
-        """The methods with at least two finished runs, the most accurate first."""
-        named = [name for name, runs in self.runs.items() if len(runs) > 1]
+        """The methods with finished runs, the most accurate first."""
+        named = [name for name, runs in self.runs.items() if runs]
         errors = {name: float(np.mean([*self.errors(name, along).values()])) for name in named}
         return sorted(named, key=lambda name: (_nan_last(errors[name]), name))
 
@@ -290,7 +289,7 @@ def standings(everything: Sequence[Results]) -> list[Standing]:
     """All methods: those with the most data sets first, then the most accurate at equal labels."""
     found: dict[str, Standing] = {}
     for results in everything:
-        if len(results.runs.get("random", ())) < 2:
+        if not results.runs.get("random"):
             continue
         for method in results.ranked():
             seeds = sorted(results.runs[method].keys() & results.runs["random"].keys())

@@ -112,7 +112,7 @@ def _origin(folder: Path) -> list[str]:
 
 def _overview(ranking: Sequence[Standing]) -> list[Part]:
     if not ranking:
-        return ["There is no ranking yet: it needs two finished runs of random on some data set."]
+        return ["There is no ranking yet: it needs a finished run of random on some data set."]
     best, names = ranking[0], sorted({name for standing in ranking for name in standing.at_labels})
     rows = [
         [
@@ -185,7 +185,7 @@ def _table(
     cells: Callable[[str], Sequence[str]],
     caption: str,
 ) -> Table:
-    """A row for each method, the most accurate first; nothing for those with fewer than two finished runs."""
+    """A row for each method, the most accurate first; nothing for those without a finished run."""
     ranked = results.ranked(along)
     rows = [[name, *cells(name)] for name in ranked]
     rows += [[name, *[NOTHING] * len(columns)] for name in results.runs if name not in ranked]
@@ -211,6 +211,8 @@ def _beside(ours: Estimate, paper: tuple[float, float] | None) -> list[str]:
     """The paper's figure, how far ours is from it, and that in a word."""
     if paper is None:
         return [NOTHING] * 3
+    if math.isnan(ours.error):
+        return [str(Estimate(*paper)), NOTHING, NOTHING]
     z = (ours.mean - paper[0]) / math.hypot(ours.error, paper[1])
     word = "agrees" if abs(z) <= 3 else "lower" if z < 0 else "higher"
     return [str(Estimate(*paper)), f"{z:+.1f}", word]

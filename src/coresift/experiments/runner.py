@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,6 +24,13 @@ from coresift.experiments.store import Log
 from coresift.loop import Round, Simulation, State, step
 from coresift.report.figures import standard_error
 from coresift.types import InputError
+
+try:
+    import resource
+except ImportError:  # Windows has none
+    resource = None  # type: ignore[assignment]
+
+_STARTED = time.perf_counter()
 
 # One run of one method: its name and its seed.
 Run = tuple[str, int]
@@ -145,6 +153,17 @@ def _display(
                         console.print(f"{data} {name}: {len(mine)} seeds, {latest}", soft_wrap=True)
 
         yield show
+
+
+def resources_used() -> str:
+    """The time since the program began and the most memory it held, without its workers'."""
+    words = f"{time.perf_counter() - _STARTED:.0f} s"
+    if resource is not None:
+        largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        words += f", at most {largest * (1 if sys.platform == 'darwin' else 1024) / 1e9:.1f} GB of memory"
+    if torch.cuda.is_available():
+        words += f", {torch.cuda.max_memory_allocated() / 1e9:.1f} GB of the GPU's"
+    return words
 
 
 def _made(device: str) -> dict[str, str]:

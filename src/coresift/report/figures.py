@@ -74,7 +74,9 @@ def to_svg(figure: Figure) -> str:
 
 
 def standard_error(values: Floats) -> Floats:
-    """Of the mean over the first axis: (repeats, ...) -> (...)."""
+    """Of the mean over the first axis: (repeats, ...) -> (...); one repeat does not tell."""
+    if len(values) < 2:
+        return np.full(values.shape[1:], np.nan)
     return np.asarray(values.std(axis=0, ddof=1) / np.sqrt(len(values)))
 
 
