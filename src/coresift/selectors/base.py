@@ -16,13 +16,10 @@ from coresift.checks import check_budget, check_index
 from coresift.progress import progress_bar
 from coresift.scores.base import Score
 from coresift.selectors.information import best_weights, share
-from coresift.spaces.base import Space
+from coresift.spaces.base import SAME, Space
 from coresift.types import Batch, Floats, Index, InputError, make_generator
 
 Source = TypeVar("Source", Space, Score)
-
-# Two points are the same if their squared distance is below this share of their squared norms.
-SAME = 1e-10
 
 
 @dataclass
@@ -45,6 +42,7 @@ class Account:
     report: Callable[[int], None] = lambda _: None
     _aside: Tensor | None = None
     _admits_twins: bool = False
+    _norms: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
 
     @property
     def full(self) -> bool:
@@ -70,22 +68,30 @@ class Account:
             return None
         members = torch.tensor(self.members, dtype=torch.long, device=self.open.device)
         # Points of one place have one norm: few are left to compare.
-        members = members[(space.norms[members] - space.norms[n]).abs() <= 1e-4 * space.norms[n]]
-        squares = space.norms[members] ** 2 + space.norms[n] ** 2
+        norm, norms = space.norm_at(torch.tensor([n], device=members.device)), self._norms_of(space, members)
+        alike = (norms - norm).abs() <= 1e-4 * norm
+        members, squares = members[alike], norms[alike] ** 2 + norm**2
         same = squares - 2 * space.inner_at(coordinates, members) <= SAME * squares
         return int(members[same.int().argmax()]) if bool(same.any()) else None
+
+    def _norms_of(self, space: Space, members: Tensor) -> Tensor:
+        """(k,) of the members, of whom a few are new each time."""
+        new = space.norm_at(members[len(self._norms) :])
+        self._norms = torch.cat([self._norms.to(new), new])
+        return self._norms
 
     def set_aside(self, space: Space, n: int, coordinates: Tensor) -> None:
         """Close ``n`` and every duplicate of it, until nothing else is left."""
         if self._aside is None:
             self._aside = torch.zeros_like(self.open)
         self.open[n], self._aside[n] = False, True
+        square = float(space.norm_at(torch.tensor([n], device=self.open.device))) ** 2
         for part, values in space.inner(coordinates):
-            squares = space.norms[part] ** 2 + space.norms[n] ** 2
-            # A coarse look at all points, within the rounding of a scan, then a fine one at the few left.
-            near = (squares - 2 * values <= (SAME + space.resolution) * squares) & self.open[part]
+            # A coarse look at all points, within the rounding of a scan: a duplicate's product with the point
+            # is their squared norm. Then a fine one at the few left.
+            near = ((values - square).abs() <= 2 * (SAME**0.5 + space.resolution) * square) & self.open[part]
             index = near.nonzero()[:, 0] + part.start
-            squares = space.norms[index] ** 2 + space.norms[n] ** 2
+            squares = space.norm_at(index) ** 2 + square
             index = index[squares - 2 * space.inner_at(coordinates, index) <= SAME * squares]
             self.open[index], self._aside[index] = False, True
 

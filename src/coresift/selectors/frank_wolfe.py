@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coresift.selectors.sparse import SparseApproximation, Target, inner_with
-from coresift.spaces.base import Space
+from coresift.selectors.sparse import SparseApproximation, Target, inner_with, norm_of
+from coresift.spaces.base import Search, Space
 from coresift.types import InputError
 
 
@@ -60,12 +60,12 @@ class _FrankWolfeFit:
     def weight(self, n: int) -> float:
         return self._factor * self._weights.get(n, 0.0)
 
-    def best(self, allowed: Tensor) -> int:
-        return self.space.argmax(self.target.coordinates - self._sum, allowed)
+    def best(self, search: Search) -> int:
+        return search.argmax(self.target.coordinates - self._sum)
 
     def step(self, n: int, coordinates: Tensor) -> bool:
         sigma = self.target.sigma
-        height = sigma / float(self.space.norms[n])  # the vertex is height * L_n
+        height = sigma / norm_of(self.space, n)  # the vertex is height * L_n
         vertex_target = height * inner_with(self.space, self.target.coordinates, n)
         vertex_sum = height * inner_with(self.space, self._sum, n)
         slope = vertex_target - vertex_sum - self._with_target + self._square

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coresift.selectors.sparse import SparseApproximation, Target, inner_with
-from coresift.spaces.base import Space
+from coresift.spaces.base import Search, Space
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class _GeodesicFit:
         scale = self._factor * self._norm * self._cosine
         return scale * self._weights.get(n, 0.0) / float(self.space.norms[n])
 
-    def best(self, allowed: Tensor) -> int:
+    def best(self, search: Search) -> int:
         best, where = -torch.inf, -1
         for part, values in self.space.inner(self._unit):
             along = values / self.space.norms[part]
             # The cosine between the directions from y to the target and from y to the point.
             score = (self._towards[part] - self._cosine * along) / (1 - along**2).clamp(min=1e-12).sqrt()
-            score = torch.where(allowed[part], score, -torch.inf)
+            score = torch.where(search.allowed[part], score, -torch.inf)
             position = int(score.argmax())
             if float(score[position]) > best:
                 best, where = float(score[position]), part.start + position

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coresift.selectors.base import Account, Selector
-from coresift.spaces.base import Space
+from coresift.spaces.base import Search, Space
 from coresift.types import Floats
 
 
@@ -35,7 +35,7 @@ class Target:
 
     def without(self, space: Space, n: int, coordinates: Tensor) -> Target:
         """The target less point ``n``."""
-        norm, shared = float(space.norms[n]), inner_with(space, self.coordinates, n)
+        norm, shared = norm_of(space, n), inner_with(space, self.coordinates, n)
         square = max(self.square - 2 * shared + norm**2, 0.0)
         return Target(self.coordinates - coordinates, square, max(self.sigma - norm, 0.0))
 
@@ -43,6 +43,11 @@ class Target:
 def inner_with(space: Space, element: Tensor, n: int) -> float:
     """<element, L_n>."""
     return float(space.inner_at(element, torch.tensor([n], device=element.device))[0])
+
+
+def norm_of(space: Space, n: int) -> float:
+    """||L_n||."""
+    return float(space.norm_at(torch.tensor([n])))
 
 
 class Fit(Protocol):
@@ -55,7 +60,7 @@ class Fit(Protocol):
         """||target - L(w)||."""
         ...
 
-    def best(self, allowed: Tensor) -> int:
+    def best(self, search: Search) -> int:
         """The allowed point to step towards."""
         ...
 
@@ -94,7 +99,7 @@ class SparseApproximation(Selector[Space]):
     def _choose(
         self, space: Space, account: Account, generator: torch.Generator
     ) -> tuple[Floats | None, Floats]:
-        whole = rest = Target(space.total(), space.squared_total(), float(space.norms.sum()))
+        whole = rest = Target(space.total(), space.squared_total(), space.norm_total())
         fit = self._fit(space, whole)
         residuals: list[float] = []
 
@@ -107,18 +112,20 @@ class SparseApproximation(Selector[Space]):
         # Pending points first: what they explain need not be chosen again.
         waiting = torch.zeros_like(account.open)
         for n in account.pending.tolist():
-            waiting[n] = bool(space.norms[n] > 0)
+            waiting[n] = norm_of(space, n) > 0
             rest = rest.without(space, n, space.coordinates(n))
+        search = space.scan(waiting)
         for _ in range(int(waiting.sum())):
-            n = fit.best(waiting)
+            n = fit.best(search)
             if not step(n, space.coordinates(n)):
                 break
         residuals.clear()
 
         # The published algorithm: ``budget`` steps, to old points as well as new.
         vertices = account.open | waiting
+        search = space.scan(vertices)
         for _ in range(account.budget if bool(vertices.any()) else 0):
-            n = fit.best(vertices)
+            n = fit.best(search)
             coordinates = space.coordinates(n)
             twin = account.twin(space, n, coordinates)
             if not step(n if twin is None else twin, coordinates):
@@ -130,11 +137,13 @@ class SparseApproximation(Selector[Space]):
         if not self.fill:
             members = account.members
             return np.array([fit.weight(n) for n in members], dtype=np.float64), np.array(residuals)
+        search = space.scan(account.open)
         steps, fresh = len(residuals), False  # whether the target is a new one, with no step towards it yet
         while not account.full:
             if not bool(account.open.any()):
                 account.reopen()
-            n = fit.best(account.open)
+                search = space.scan(account.open)
+            n = fit.best(search)
             coordinates = space.coordinates(n)
             if account.twin(space, n, coordinates) is not None:
                 account.set_aside(space, n, coordinates)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from coresift.types import InputError
+from coresift.types import Index, InputError
+
+if TYPE_CHECKING:
+    from coresift.spaces.centres import Centres
 
 # Labelled points looked at together: one pass over the pool serves them all.
 ANCHORS = 64
+# Two points are the same if their squared distance is below this share of their squared norms.
+SAME = 1e-10
 
 
 class Space(ABC):
@@ -40,6 +47,14 @@ class Space(ABC):
     @abstractmethod
     def total(self) -> Tensor:
         """Coordinates of L = sum_n L_n."""
+
+    def norm_at(self, index: Tensor) -> Tensor:
+        """(k,) float64, the norms of the points ``index``."""
+        return self.norms[index]
+
+    def norm_total(self) -> float:
+        """The sum of all norms."""
+        return float(self.norms.sum())
 
     @abstractmethod
     def coordinates(self, n: int) -> Tensor:
@@ -82,6 +97,16 @@ class Space(ABC):
         """(N,) bool: a vector of norm zero carries no information and is never chosen."""
         return self.norms > 0
 
+    def scan(self, allowed: Tensor) -> Search:
+        """To find winners among the points of a mask (N,), which may lose points as time goes by."""
+        return EveryTime(self, allowed)
+
+    def centres(self, allowed: Tensor, pending: Index) -> Centres:
+        """Distances to the nearest of a growing set of points."""
+        from coresift.spaces.centres import Centres
+
+        return Centres(self, allowed, pending)
+
     def argmax(self, element: Tensor, allowed: Tensor) -> int:
         """The allowed point with the largest <element, L_n> / ||L_n||; ties go to the lower index.
 
@@ -96,6 +121,26 @@ class Space(ABC):
         if where < 0:
             raise FloatingPointError("no inner product is a number: the vectors' scales are out of range")
         return where
+
+
+class Search(Protocol):
+    """Finds the allowed point with the largest <element, L_n> / ||L_n||; ties go to the lower index."""
+
+    @property
+    def allowed(self) -> Tensor: ...
+
+    def argmax(self, element: Tensor) -> int: ...
+
+
+@dataclass(frozen=True, eq=False)
+class EveryTime:
+    """The search that looks at all points each time."""
+
+    space: Space
+    allowed: Tensor
+
+    def argmax(self, element: Tensor) -> int:
+        return self.space.argmax(element, self.allowed)
 
 
 class KernelSpace(Space):

@@ -20,7 +20,7 @@ class FeatureSpace(VectorSpace):
 
     @property
     def selectable(self) -> Tensor:
-        return torch.ones_like(self.norms, dtype=torch.bool)
+        return torch.ones_like(self._selectable)
 
 
 def feature_space(posterior: Posterior | None, pool: Pool, labelled: Tensor | None = None) -> FeatureSpace:

@@ -1,25 +1,70 @@
-"""Stored vectors: one column of J numbers for each pool point."""
+"""Stored vectors: one column of J numbers for each pool point, in memory or on disk."""
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from coresift.checks import check_finite
 from coresift.spaces.base import ANCHORS, Space
-from coresift.types import InputError
+from coresift.spaces.centres import VectorCentres
+from coresift.spaces.leaders import Leaders, Scan
+from coresift.spaces.storage import Columns, InMemory, new_like
+from coresift.types import Index, InputError
+
+# Leading points that a scan keeps.
+_LEADERS = 512
+# Points so close to the winner that rounding may have put them behind it, at most; of more, as in a pool of
+# copies of one point, the first is as good.
+_MOST_LEADERS = 65536
 
 
-class VectorSpace(Space):
-    """Explicit vectors, stored as (J, N): a scan of a large pool then reads memory in order.
+class ColumnSpace(Space):
+    """A space whose elements are J numbers, wherever the pool's vectors lie; column n is L_n."""
 
-    Vectors may be float32; totals and norms are always accumulated in float64.
+    @abstractmethod
+    def columns_at(self, index: Tensor) -> Tensor:
+        """(J, k) float64 on the CPU, the vectors of the points ``index``."""
+
+    def coordinates(self, n: int) -> Tensor:
+        return self.columns_at(torch.tensor([n]))[:, 0]
+
+    def norm_at(self, index: Tensor) -> Tensor:
+        return self.columns_at(index).square().sum(0).sqrt()
+
+    def inner_at(self, element: Tensor, index: Tensor) -> Tensor:
+        return element @ self.columns_at(index)
+
+    def gram(self, index: Tensor) -> Tensor:
+        chosen = self.columns_at(index)
+        return chosen.mT @ chosen
+
+    def factor(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        return self.columns_at(index), self.total()
+
+    def squared_total(self) -> float:
+        return float(self.total() @ self.total())
+
+    def argmax(self, element: Tensor, allowed: Tensor) -> int:
+        return self.scan(allowed).argmax(element)
+
+
+class VectorSpace(ColumnSpace):
+    """Vectors that are stored on this machine.
+
+    Vectors may be float32; totals are accumulated in float64, and whatever decides between two points is
+    computed in float64 from their vectors. So the batch is the same wherever the vectors lie.
+
+    Elements of the space are on the CPU, also where the vectors are on a GPU.
 
     Parameters
     ----------
-    vectors : (J, N), column n is L_n.
+    vectors : (J, N), a tensor or columns on disk.
     labelled : (J, M), labelled points in the same space, the first centres of distance selectors.
 
     >>> space = VectorSpace(torch.tensor([[3.0, 0.0], [4.0, 1.0]]))
@@ -27,60 +72,170 @@ class VectorSpace(Space):
     (tensor([5., 1.], dtype=torch.float64), tensor([3., 5.], dtype=torch.float64))
     """
 
-    # Columns scanned at a time; a block of one row stays in the second-level cache.
-    block = 65536
-
-    def __init__(self, vectors: Tensor, labelled: Tensor | None = None) -> None:
-        if vectors.ndim != 2 or vectors.shape[1] == 0:
-            raise InputError(f"vectors have shape {tuple(vectors.shape)}, expected (J, N) with N above zero")
-        if labelled is not None and (labelled.ndim != 2 or len(labelled) != len(vectors)):
-            raise InputError(
-                f"labelled vectors have shape {tuple(labelled.shape)}, expected ({len(vectors)}, M)"
-            )
-        self.vectors, self.labelled = vectors, labelled
-        total = torch.zeros(len(vectors), dtype=torch.float64, device=vectors.device)
-        squares = torch.empty(vectors.shape[1], dtype=torch.float64, device=vectors.device)
-        for part in self._parts():
-            block = vectors[:, part].double()
+    def __init__(self, vectors: Tensor | Columns, labelled: Tensor | None = None) -> None:
+        shape = tuple(vectors.shape)
+        if len(shape) != 2 or shape[1] == 0:
+            raise InputError(f"vectors have shape {shape}, expected (J, N) with N above zero")
+        if labelled is not None and (labelled.ndim != 2 or len(labelled) != shape[0]):
+            raise InputError(f"labelled vectors have shape {tuple(labelled.shape)}, expected ({shape[0]}, M)")
+        self.columns = InMemory(vectors) if isinstance(vectors, Tensor) else vectors
+        self.labelled = None if labelled is None else labelled.cpu()
+        self.device = self.columns.device
+        # Two rows beside the vectors: one over the norm, or zero, and the squared norm; in units of about the
+        # largest norm, since squares of large numbers are too large for float32.
+        self.sizes = new_like(self.columns, 2, self.columns.dtype)
+        total = torch.zeros(shape[0], dtype=torch.float64, device=self.device)
+        largest, self._norm_total, self._selectable = 0.0, 0.0, torch.empty(shape[1], dtype=torch.bool)
+        for part in self.columns.parts():
+            block = self.columns.part(part).double()
             check_finite(block.mT, part.start, "space")
             total += block.sum(1)
-            squares[part] = block.square().sum(0)
-        self.norms, self._total = squares.sqrt(), total
-        self.resolution = 8 * torch.finfo(vectors.dtype).eps
+            norms = block.square().sum(0).sqrt()
+            self._norm_total += float(norms.sum())
+            self._selectable[part] = (norms > 0).cpu()
+            self.sizes.part(part)[1] = norms
+            largest = max(largest, float(norms.max()))
+        # A power of two: what is rounded to float32 is then the same in any unit, as in parts of the pool.
+        self.unit = 2.0 ** min(max(math.ceil(math.log2(largest)) if largest > 0 else 0, -100), 100)
+        for part in self.columns.parts():
+            sizes = self.sizes.part(part)
+            sizes[1] /= self.unit
+            sizes[0] = torch.where(sizes[1] > 0, 1 / sizes[1], 0.0)
+            sizes[1] *= sizes[1].clone()
+        self._total = total.cpu()
+        # A sum of J products, each rounded, and its two factors.
+        self.resolution = (shape[0] + 4) * torch.finfo(self.columns.dtype).eps
 
-    def _parts(self) -> Iterator[slice]:
-        size = self.vectors.shape[1]
-        return (slice(start, min(start + self.block, size)) for start in range(0, size, self.block))
+    def __len__(self) -> int:
+        return self.columns.shape[1]
+
+    @property
+    def vectors(self) -> Tensor:
+        """(J, N) all of them; not where they are on disk, on purpose."""
+        if not isinstance(self.columns, InMemory):
+            raise InputError(
+                "this strategy needs all vectors in memory; leave out the memory limit, or try 'acs-fw', "
+                "'k-center' or one with 'lcmd' or 'kmeans++' in its name"
+            )
+        return self.columns.values
+
+    @cached_property
+    def norms(self) -> Tensor:  # type: ignore[override]
+        return self._exact_norms(self.vectors.cpu())
+
+    @staticmethod
+    def _exact_norms(columns: Tensor) -> Tensor:
+        """(n,) of columns (J, n), in blocks: in float64 they may be too many."""
+        return torch.cat([part.double().square().sum(0).sqrt() for part in torch.split(columns, 65536, 1)])
+
+    @property
+    def selectable(self) -> Tensor:
+        return self._selectable
+
+    def norm_total(self) -> float:
+        return self._norm_total
 
     def total(self) -> Tensor:
         return self._total
 
-    def coordinates(self, n: int) -> Tensor:
-        return self.vectors[:, n].double()
+    def columns_at(self, index: Tensor) -> Tensor:
+        return self.columns.at(index).cpu().double()
 
     def inner(self, element: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        # Brought to size one first: the sum of a large pool can be too long for float32.
+        direction, length = self.direction(element)
+        for part in self.columns.parts():
+            yield part, (direction @ self.columns.part(part)).cpu().double().mul_(length)
+
+    def direction(self, element: Tensor) -> tuple[Tensor, Tensor]:
+        """An element in the vectors' own precision, brought to size one first: the sum of a large pool can be
+        too long for float32.
+        """
         length = element.abs().amax(-1, keepdim=True)
         length = torch.where(length > 0, length, 1.0)
-        direction = (element / length).to(self.vectors.dtype)
-        for part in self._parts():
-            yield part, (direction @ self.vectors[:, part]).double().mul_(length)
-
-    def inner_at(self, element: Tensor, index: Tensor) -> Tensor:
-        return element @ self.vectors[:, index].double()
-
-    def gram(self, index: Tensor) -> Tensor:
-        chosen = self.vectors[:, index].double()
-        return chosen.mT @ chosen
-
-    def factor(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        return self.vectors[:, index].double(), self._total
-
-    def squared_total(self) -> float:
-        return float(self._total @ self._total)
+        return (element / length).to(self.device, self.columns.dtype), length
 
     def anchors(self) -> Iterator[tuple[Tensor, Tensor]]:
         if self.labelled is not None:
             for part in torch.split(self.labelled, ANCHORS, 1):
                 vectors = part.double().mT
                 yield vectors, vectors.square().sum(1)
+
+    def scan(self, allowed: Tensor) -> Scan:
+        return Scan(_Scanner(self, allowed), allowed)
+
+    def centres(self, allowed: Tensor, pending: Index) -> VectorCentres:
+        return VectorCentres(self, allowed, pending)
+
+
+class _Scanner:
+    """Scans all vectors for those with the largest cosines with a direction.
+
+    Parameters
+    ----------
+    allowed : (N,) bool, on the CPU; points may be taken out of it between scans.
+    """
+
+    def __init__(self, space: VectorSpace, allowed: Tensor) -> None:
+        self.space, self.allowed = space, allowed
+        # In memory, the scale of points that may not be chosen is zero in a copy: nothing else is to be done
+        # about them in a scan, where looking at the mask would take as long as a few rows of the vectors.
+        self._scale: Tensor | None = None
+        if isinstance(space.sizes, InMemory):
+            self._scale = space.sizes.values[0] * allowed.to(space.device)
+        self._out = torch.empty(space.columns.block, dtype=space.columns.dtype, device=space.device)
+
+    def __call__(self, direction: Tensor, likely: float | None) -> Leaders:
+        """The winner, and all points above some cosine: ``likely``, or one that about `_LEADERS` reach."""
+        slack = self.space.resolution
+        for least, masked in ((likely, False), (None, False), (None, True)):
+            index, least, highest = self._above(direction, least, _LEADERS, masked)
+            leaders = self._exact(direction, index, least + slack)
+            if leaders is not None and float((direction @ leaders.units).max()) > leaders.bound:
+                return leaders
+        # Too many are too close to each other to tell by rounded numbers.
+        index, least, _ = self._above(direction, highest - 2 * slack, _MOST_LEADERS, True)
+        leaders = self._exact(direction, index, least + slack)
+        if leaders is None:
+            raise FloatingPointError("no inner product is a number: the vectors' scales are out of range")
+        return leaders
+
+    def _above(
+        self, direction: Tensor, least: float | None, most: int, masked: bool
+    ) -> tuple[Tensor, float, float]:
+        """Points with a rounded cosine above ``least``, which is raised where they are more than ``most``;
+        and the highest cosine. Unless ``masked``, points that may not be chosen count with a cosine of zero.
+        """
+        columns, sizes = self.space.columns, self.space.sizes
+        wanted = (direction / self.space.unit).to(self._out)
+        scale = self._scale if not masked else None
+        cosines, index = self._out[:0], torch.empty(0, dtype=torch.long, device=self._out.device)
+        bound, highest = -torch.inf if least is None else least, -torch.inf
+        for part in columns.parts():
+            out = self._out[: part.stop - part.start]
+            torch.mv(columns.part(part).mT, wanted, out=out)
+            out.mul_(sizes.part(part)[0] if scale is None else scale[part])
+            if scale is None:
+                out.masked_fill_(~self.allowed[part].to(out.device), -torch.inf)
+            top = float(out.max())
+            highest = max(highest, top)
+            if top > bound:
+                here = (out > bound).nonzero()[:, 0]
+                cosines = torch.cat([cosines, out[here]])
+                index = torch.cat([index, here + part.start])
+            if len(index) > 2 * most:
+                # Stable, so that of equal ones the first are kept.
+                order = cosines.sort(descending=True, stable=True).indices[:most]
+                cosines, index = cosines[order], index[order]
+                bound = float(cosines[-1])
+        return index.cpu(), bound, highest
+
+    def _exact(self, direction: Tensor, index: Tensor, bound: float) -> Leaders | None:
+        """Those that may still be chosen, in float64."""
+        allowed = self.allowed[index]
+        if self._scale is not None and not bool(allowed.all()):
+            self._scale[index[~allowed].to(self._scale.device)] = 0.0
+        index = index[allowed]
+        if len(index) == 0:
+            return None
+        columns = self.space.columns_at(index)
+        return Leaders(index, columns / columns.square().sum(0).sqrt(), min(max(bound, -1.0), 1.0))

@@ -1,0 +1,243 @@
+"""Every point's distance to its nearest centre: one scan for each new centre, two numbers a point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from coresift.spaces.base import SAME, Space
+from coresift.spaces.storage import Columns, InMemory, new_like
+from coresift.types import Index
+
+if TYPE_CHECKING:
+    from coresift.spaces.vectors import VectorSpace
+
+# With fewer numbers a point, it is as quick to compute a distance as to find out that it is not needed.
+_LEAST_DIMENSIONS = 32
+# Numbers that are held in float64 at a time.
+_WORKING_SET = 2**23
+
+
+class Centres:
+    """Squared distance of every point to its nearest centre, and which centre that is.
+
+    The first centres are the labelled points that were mapped along with the space, and pending ones. Where
+    there are none, the origin is: a point that says nothing in a likelihood space, the mean in a feature
+    space.
+
+    Parameters
+    ----------
+    allowed : (N,) bool, the points that may become centres; all count in the sums.
+    pending : points that are centres from the start.
+
+    Attributes
+    ----------
+    nearest : (1, N) squared distance to the nearest centre; exactly zero for duplicates of one.
+    owner : (1, N) the number of that centre.
+    sums : (K,) float64, the sum of the squared distances to each centre of the points nearest to it.
+    unit : what distances are measured in.
+    """
+
+    unit = 1.0
+
+    def __init__(self, space: Space, allowed: Tensor, pending: Index) -> None:
+        self.space, self._allowed, self._all_allowed = space, allowed, bool(allowed.all())
+        self.nearest, self.owner = self._room()
+        self.sums = torch.zeros(0, dtype=torch.float64)
+        for coordinates, squares in space.anchors():
+            self._add(coordinates, squares)
+        for n in pending.tolist():
+            self.add(n)
+        if len(self.sums) == 0:
+            self._add(torch.zeros_like(space.total())[None], torch.zeros(1, dtype=torch.float64))
+
+    def _room(self) -> tuple[Columns, Columns]:
+        nearest = InMemory(torch.full_like(self.space.norms, torch.inf)[None])
+        return nearest, InMemory(torch.zeros_like(nearest.values, dtype=torch.int32))
+
+    def add(self, n: int) -> None:
+        """Make point ``n`` a centre."""
+        self._add(self.space.coordinates(n)[None], self.space.norm_at(torch.tensor([n])).square())
+
+    def _add(self, coordinates: Tensor, squares: Tensor) -> None:
+        """Make k elements of the space centres."""
+        first = len(self.sums)
+        self.sums = torch.cat([self.sums, torch.zeros(len(squares), dtype=torch.float64)])
+        for part, index, distance, centre in self._closer(coordinates, squares):
+            nearest, owner = self.nearest.part(part)[0], self.owner.part(part)[0]
+            if first:
+                self.sums.index_add_(0, owner[index].long().cpu(), -nearest[index].double().cpu())
+            distance = distance.to(nearest.dtype)
+            nearest[index], owner[index] = distance, (first + centre).to(owner.dtype)
+            self.sums.index_add_(0, first + centre.cpu(), distance.double().cpu())
+
+    def _closer(self, coordinates: Tensor, squares: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """For each block, the points (c,) that are closer to one of the new centres than to the old ones, their
+        squared distances, and to which of the k.
+        """
+        for part, values in self.space.inner(coordinates):
+            scale = self.space.norms[part] ** 2 + squares[:, None]  # (k, n)
+            distance = scale - 2 * values
+            distance = torch.where(distance > SAME * scale, distance, 0.0)
+            closest, centre = distance.min(0)
+            index = (closest < self.nearest.part(part)[0]).nonzero()[:, 0]
+            yield part, index, closest[index], centre[index]
+
+    def farthest(self, centre: int | None = None) -> int | None:
+        """The allowed point farthest from its centre, or from this one; ``None`` where all are at none of the
+        distance. Ties go to the lower index.
+        """
+        best, where = 0.0, None
+        for part, nearest, owner in self._blocks():
+            if centre is None:
+                index = (
+                    None if self._all_allowed else _where_equal(self._allowed[part], True).to(owner.device)
+                )
+            else:
+                index = _where_equal(owner, centre)
+                if not self._all_allowed:
+                    index = index[self._allowed[part].to(index.device)[index]]
+            values = nearest if index is None else nearest[index]
+            if len(values) and float(values.max()) > best:
+                position = int(values.argmax())
+                best = float(values[position])
+                where = part.start + (position if index is None else int(index[position]))
+        return where
+
+    def draw(self, share: float) -> int | None:
+        """The allowed point at which the cumulative sum of squared distances reaches ``share`` of the whole."""
+        blocks = [(part, float(values.sum())) for part, values in self._weights()]
+        total = sum(weight for _, weight in blocks)
+        left, chosen = share * total, None
+        for part, weight in blocks:
+            if weight > 0:
+                chosen = part
+                if left < weight:
+                    break
+                left -= weight
+        if chosen is None:
+            return None
+        values = next(values for part, values in self._weights(chosen))
+        # right=True skips points of weight zero, on which the sum stands still.
+        position = int(torch.searchsorted(values.cumsum(0), left, right=True))
+        return int(chosen.start) + (position if position < len(values) else int(values.nonzero()[-1]))
+
+    def _weights(self, only: slice | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """Squared distances in float64, zero for points that may not be chosen."""
+        for part in [only] if only is not None else self.nearest.parts():
+            values = self.nearest.part(part)[0].double()
+            yield part, torch.where(self._allowed[part].to(values.device), values, 0.0)
+
+    def _blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        for part in self.nearest.parts():
+            yield part, self.nearest.part(part)[0], self.owner.part(part)[0]
+
+    def radius(self) -> float:
+        """The largest distance of any point to its nearest centre."""
+        return self.unit * math.sqrt(max(float(nearest.max()) for _, nearest, _ in self._blocks()))
+
+    def spread(self) -> float:
+        """The root of the sum of all squared distances."""
+        return self.unit * math.sqrt(max(float(self.sums.sum()), 0.0))
+
+
+class VectorCentres(Centres):
+    """The same on stored vectors.
+
+    A scan in the vectors' own precision finds the points that may be closer to the new centre; only of these
+    the distance is computed in float64, and kept in float32. By the triangle inequality a point whose
+    distance to its centre is at most half the way from there to the new one cannot be among them, and in
+    many dimensions the scan leaves it out.
+    """
+
+    space: VectorSpace
+
+    def __init__(self, space: VectorSpace, allowed: Tensor, pending: Index) -> None:
+        self.unit = space.unit
+        self._places: list[Tensor] = []  # (J, k) the centres
+        self._out = torch.empty(space.columns.block, dtype=space.columns.dtype, device=space.device)
+        self.looked_at = self.passed_over = 0  # distances that were computed, and that need not be
+        super().__init__(space, allowed, pending)
+
+    def _room(self) -> tuple[Columns, Columns]:
+        nearest = new_like(self.space.columns, 1, torch.float32)
+        owner = new_like(self.space.columns, 1, torch.int32)
+        for part in nearest.parts():
+            nearest.part(part).fill_(torch.inf)
+            owner.part(part).zero_()
+        return nearest, owner
+
+    def _closer(self, coordinates: Tensor, squares: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        space = self.space
+        reach = self._reach(coordinates)
+        direction, length = space.direction(coordinates)
+        scaled = (-2 * length / self.unit**2).to(direction)
+        squares = squares / self.unit**2
+        slack, highest = 4 * space.resolution, float(squares.max())
+        for part in space.columns.parts():
+            vectors, sizes = space.columns.part(part), space.sizes.part(part)
+            nearest, owner = self.nearest.part(part)[0], self.owner.part(part)[0]
+            near: Tensor | None = None
+            if reach is not None:
+                near = _where_below(reach[owner.long()].sub_(nearest))
+                self.looked_at += len(near)
+                self.passed_over += len(nearest) - len(near)
+                if len(near) == 0:
+                    continue
+                if 4 * len(near) < len(nearest):
+                    vectors, sizes, nearest = vectors[:, near], sizes[:, near], nearest[near]
+                else:
+                    near = None
+            # What a point gains, up to rounding; only those are looked at again, in float64.
+            if len(direction) == 1:
+                gain = torch.mv(vectors.mT, direction[0], out=self._out[: vectors.shape[1]])
+                gain.mul_(scaled[0, 0])
+            else:
+                gain = torch.addmm(squares[:, None].to(direction), scaled * direction, vectors).min(0).values
+            gain.add_(sizes[1], alpha=1 - slack)
+            if len(direction) == 1:
+                gain.add_(float(squares[0]))
+            gain.sub_(nearest).sub_(slack * highest)
+            index = _where_below(gain)
+            if len(index) == 0:
+                continue
+            for some in torch.split(index, max(_WORKING_SET // len(vectors), 1024)):
+                closest, centre = self._exact(vectors[:, some], coordinates, squares).min(0)
+                closer = closest.float() < nearest[some]
+                found = some[closer]
+                yield part, found if near is None else near[found], closest[closer], centre[closer]
+        self._places.append(coordinates.mT)
+
+    def _exact(self, vectors: Tensor, coordinates: Tensor, squares: Tensor) -> Tensor:
+        """(k, c) squared distances in float64, of vectors (J, c) and centres (k, J)."""
+        fine = vectors.double() / self.unit
+        scale = fine.square().sum(0) + squares.to(fine)[:, None]
+        distance = scale - 2 * (coordinates.to(fine) / self.unit @ fine)
+        return torch.where(distance > SAME * scale, distance, 0.0)
+
+    def _reach(self, coordinates: Tensor) -> Tensor | None:
+        """(K,) for each centre, the squared distance within which its points stay with it."""
+        if len(coordinates) > 1 or not self._places or len(coordinates[0]) < _LEAST_DIMENSIONS:
+            return None
+        places = torch.cat(self._places, 1) if len(self._places) > 1 else self._places[0]
+        self._places = [places]
+        between = ((places - coordinates.mT) / self.unit).square().sum(0)
+        return (between / 4 * (1 - 1e-6)).to(self.space.device, torch.float32)
+
+
+def _where_below(values: Tensor) -> Tensor:
+    """(c,) the positions of values (n,) below zero."""
+    if values.is_cuda:
+        return (values < 0).nonzero()[:, 0]
+    return torch.from_numpy((values.numpy() < 0).nonzero()[0])  # several times as quick where few are
+
+
+def _where_equal(values: Tensor, value: int) -> Tensor:
+    """(c,) the positions of ``value`` among ``values`` (n,)."""
+    if values.is_cuda:
+        return (values == value).nonzero()[:, 0]
+    return torch.from_numpy((values.numpy() == value).nonzero()[0])
