@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 import numpy as np
@@ -101,3 +102,30 @@ def check_several(num_samples: int) -> None:
     """Raise where there is but one posterior sample."""
     if num_samples < 2:
         raise InputError("a single posterior sample cannot disagree with itself; pass at least two")
+
+
+def check_memory(memory: int | str | None, size: int) -> int | None:
+    """A limit in bytes, for a pool of ``size`` points.
+
+    >>> check_memory("2GB", 1000), check_memory("512 MB", 1000), check_memory(None, 1000)
+    (2000000000, 512000000, None)
+    """
+    if memory is None:
+        return None
+    words = re.fullmatch(r"([\d.]+) ?([KMGT]?)B?", str(memory).strip().upper())
+    try:
+        limit = int(float(words[1]) * _UNITS[words[2]]) if words else 0
+    except ValueError:
+        limit = 0
+    if limit <= 0:
+        raise InputError(f"memory is {memory!r}, expected such as '2GB', '500MB' or a number of bytes")
+    # The libraries alone, and a few bytes for each point.
+    least = 400_000_000 + 4 * size
+    if limit < least:
+        raise InputError(
+            f"memory is {memory!r}, but for a pool of {size:,} points it takes {least / 1e9:.1f} GB"
+        )
+    return limit
+
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

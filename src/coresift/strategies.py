@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coresift.checks import check_budget, check_finite, check_probabilities, check_shape
+from coresift.checks import check_budget, check_finite, check_memory, check_probabilities, check_shape
 from coresift.models.base import Posterior
 from coresift.models.network import at_the_last_layer
 from coresift.models.samples import ClassSamples, GaussianSamples
@@ -52,6 +52,7 @@ class Problem:
     features, labelled_features : where distances are to be measured, if the model has no features itself.
     num_samples : J, how many posterior samples to draw.
     exact : whether to use closed forms where there are any.
+    memory : bytes the process may hold; ``None`` is no limit.
     """
 
     pool: Pool
@@ -62,6 +63,7 @@ class Problem:
     num_samples: int
     generator: torch.Generator
     exact: bool = True
+    memory: int | None = None
 
     @property
     def posterior(self) -> Posterior:
@@ -105,6 +107,7 @@ def _likelihood(problem: Problem, centred: bool = False) -> Space:
         labelled=problem.labelled,
         centred=centred,
         exact=problem.exact,
+        memory=problem.memory,
     )
 
 
@@ -130,6 +133,7 @@ def _predictive(problem: Problem, num_dimensions: int | None = None) -> Space:
         generator=problem.generator,
         labelled=problem.labelled,
         num_dimensions=num_dimensions,
+        memory=problem.memory,
     )
 
 
@@ -231,6 +235,7 @@ def select(
     exclude: Iterable[int] = (),
     num_samples: int | None = None,
     exact: bool = True,
+    memory: int | str | None = None,
     seed: int = 0,
 ) -> Batch:
     """Choose which points to label next.
@@ -257,6 +262,8 @@ def select(
     exclude : points that cannot be labelled.
     num_samples : J; grows with the budget by default (see `default_num_samples`).
     exact : ``False`` samples the likelihood space of linear models too, which has a closed form.
+    memory : how much the process may hold, such as "2GB" or a number of bytes; the vectors of larger pools
+        then go to a temporary file. No limit by default.
     seed : the same seed gives the same batch.
 
     >>> probs_K_N_C = torch.softmax(torch.randn(20, 100, 3, generator=torch.Generator().manual_seed(0)), -1)
@@ -286,6 +293,7 @@ def select(
         num_samples=default_num_samples(budget) if num_samples is None else num_samples,
         generator=make_generator(seed),
         exact=exact,
+        memory=check_memory(memory, len(source)),
     )
     if (
         isinstance(problem.num_samples, bool)

@@ -31,6 +31,7 @@ class Account:
     budget : how many points to choose.
     pending : points already sent for labelling: in the account from the start, never chosen again.
     open : (N,) bool, points that may be chosen now.
+    left : how many these are.
     chosen : the batch so far, in order.
     report : told of each point taken.
     """
@@ -43,6 +44,9 @@ class Account:
     _aside: Tensor | None = None
     _admits_twins: bool = False
     _norms: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
+
+    def __post_init__(self) -> None:
+        self.left = int(self.open.sum())
 
     @property
     def full(self) -> bool:
@@ -58,6 +62,7 @@ class Account:
         assert bool(self.open[n]), f"point {n} is closed"
         self.chosen.append(n)
         self.open[n] = False
+        self.left -= 1
         self.report(1)
 
     def twin(self, space: Space, n: int, coordinates: Tensor) -> int | None:
@@ -94,12 +99,14 @@ class Account:
             squares = space.norm_at(index) ** 2 + square
             index = index[squares - 2 * space.inner_at(coordinates, index) <= SAME * squares]
             self.open[index], self._aside[index] = False, True
+        self.left = int(self.open.sum())
 
     def reopen(self) -> None:
         """Nothing but duplicates is left: let them in after all."""
         self._admits_twins = True
         if self._aside is not None:
             self.open |= self._aside
+            self.left = int(self.open.sum())
 
 
 @dataclass(frozen=True)
@@ -142,7 +149,7 @@ class Selector(ABC, Generic[Source]):
         waiting = check_index(pending, size, "pending")
         closed = check_index(exclude, size, "exclude")
         if isinstance(source, Space):
-            can = source.selectable.clone()
+            can = source.selectable
             zero = int((~can).sum())
             if zero:
                 first = int((~can).int().argmax())

@@ -22,15 +22,23 @@ class DistanceSelector(Selector[Space]):
         self, space: Space, account: Account, generator: torch.Generator
     ) -> tuple[Floats | None, Floats | None]:
         centres = space.centres(account.open.clone(), account.pending)
-        residuals = []
+        residuals: list[float] | None = []
+        for chosen in self._many(centres, account.budget):
+            account.take(chosen)
+            residuals = None  # nobody looked, in the haste
         while not account.full:
             n = self._next(centres, generator)
             if n is None:  # duplicates only: the first that may be chosen
                 n = int(account.open.int().argmax())
             account.take(n)
             centres.add(n)
-            residuals.append(self._residual(centres))
-        return None, np.asarray(residuals, dtype=np.float64)
+            if residuals is not None:
+                residuals.append(self._residual(centres))
+        return None, None if residuals is None else np.asarray(residuals, dtype=np.float64)
+
+    def _many(self, centres: Centres, num: int) -> list[int]:
+        """The next centres, where they can be made ``num`` at once."""
+        return []
 
     @abstractmethod
     def _next(self, centres: Centres, generator: torch.Generator) -> int | None:
@@ -56,6 +64,9 @@ class KCenter(DistanceSelector):
 
     def _next(self, centres: Centres, generator: torch.Generator) -> int | None:
         return centres.farthest()
+
+    def _many(self, centres: Centres, num: int) -> list[int]:
+        return centres.grow(num, largest_cluster=False)
 
     def _residual(self, centres: Centres) -> float:
         """The covering radius."""
@@ -95,3 +106,6 @@ class LCMD(DistanceSelector):
             if n is not None:
                 return n
         return None
+
+    def _many(self, centres: Centres, num: int) -> list[int]:
+        return centres.grow(num, largest_cluster=True)

@@ -52,6 +52,10 @@ class _FrankWolfeFit:
         # True weights are these times the common factor, so that a step changes one number only.
         self._weights: dict[int, float] = {}
         self._factor = 1.0
+        # Winners of the steps to come, the next one last, and whether the last one was stepped to.
+        self._ahead: list[int] = []
+        self._search: Search | None = None
+        self._stepped = False
 
     @property
     def residual(self) -> float:
@@ -61,9 +65,18 @@ class _FrankWolfeFit:
         return self._factor * self._weights.get(n, 0.0)
 
     def best(self, search: Search) -> int:
-        return search.argmax(self.target.coordinates - self._sum)
+        if search is not self._search or not self._stepped:  # things went otherwise than foreseen
+            self._ahead = []
+        if not self._ahead and (self._weights or self.start == "zero"):
+            found = search.foresee(
+                self.target.coordinates, self._sum, self._with_target, self._square, self.target.sigma
+            )
+            self._ahead = found[::-1]
+        self._search, self._stepped = search, False
+        return self._ahead.pop() if self._ahead else search.argmax(self.target.coordinates - self._sum)
 
     def step(self, n: int, coordinates: Tensor) -> bool:
+        self._stepped = True
         sigma = self.target.sigma
         height = sigma / norm_of(self.space, n)  # the vertex is height * L_n
         vertex_target = height * inner_with(self.space, self.target.coordinates, n)

@@ -110,19 +110,21 @@ class SparseApproximation(Selector[Space]):
             return moved
 
         # Pending points first: what they explain need not be chosen again.
-        waiting = torch.zeros_like(account.open)
-        for n in account.pending.tolist():
-            waiting[n] = norm_of(space, n) > 0
-            rest = rest.without(space, n, space.coordinates(n))
-        search = space.scan(waiting)
-        for _ in range(int(waiting.sum())):
-            n = fit.best(search)
-            if not step(n, space.coordinates(n)):
-                break
-        residuals.clear()
+        vertices = account.open.clone()
+        if len(account.pending):
+            waiting = torch.zeros_like(account.open)
+            for n in account.pending.tolist():
+                waiting[n] = norm_of(space, n) > 0
+                rest = rest.without(space, n, space.coordinates(n))
+            search = space.scan(waiting)
+            for _ in range(int(waiting.sum())):
+                n = fit.best(search)
+                if not step(n, space.coordinates(n)):
+                    break
+            residuals.clear()
+            vertices |= waiting
 
         # The published algorithm: ``budget`` steps, to old points as well as new.
-        vertices = account.open | waiting
         search = space.scan(vertices)
         for _ in range(account.budget if bool(vertices.any()) else 0):
             n = fit.best(search)
@@ -137,12 +139,12 @@ class SparseApproximation(Selector[Space]):
         if not self.fill:
             members = account.members
             return np.array([fit.weight(n) for n in members], dtype=np.float64), np.array(residuals)
-        search = space.scan(account.open)
+        search = space.scan(account.open, once=True)
         steps, fresh = len(residuals), False  # whether the target is a new one, with no step towards it yet
         while not account.full:
-            if not bool(account.open.any()):
+            if account.left == 0:
                 account.reopen()
-                search = space.scan(account.open)
+                search = space.scan(account.open, once=True)
             n = fit.best(search)
             coordinates = space.coordinates(n)
             if account.twin(space, n, coordinates) is not None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -94,11 +93,14 @@ class Space(ABC):
 
     @property
     def selectable(self) -> Tensor:
-        """(N,) bool: a vector of norm zero carries no information and is never chosen."""
+        """(N,) bool, a new mask: a vector of norm zero carries no information and is never chosen."""
         return self.norms > 0
 
-    def scan(self, allowed: Tensor) -> Search:
-        """To find winners among the points of a mask (N,), which may lose points as time goes by."""
+    def scan(self, allowed: Tensor, once: bool = False) -> Search:
+        """To find winners among the points of a mask (N,), which may lose points as time goes by.
+
+        With ``once``, a winner that a step was made to is taken out before the next is asked for.
+        """
         return EveryTime(self, allowed)
 
     def centres(self, allowed: Tensor, pending: Index) -> Centres:
@@ -123,21 +125,38 @@ class Space(ABC):
         return where
 
 
-class Search(Protocol):
-    """Finds the allowed point with the largest <element, L_n> / ||L_n||; ties go to the lower index."""
+class Search(ABC):
+    """Finds the allowed point with the largest <element, L_n> / ||L_n||; ties go to the lower index.
 
-    @property
-    def allowed(self) -> Tensor: ...
+    Attributes
+    ----------
+    allowed : (N,) bool; points may be taken out of it as time goes by, and none put in.
+    """
 
+    allowed: Tensor
+
+    @abstractmethod
     def argmax(self, element: Tensor) -> int: ...
 
+    def foresee(
+        self, target: Tensor, position: Tensor, with_target: float, square: float, sigma: float
+    ) -> list[int]:
+        """The winners of the next Frank-Wolfe steps, where it is quicker to find many at once.
 
-@dataclass(frozen=True, eq=False)
-class EveryTime:
+        Parameters
+        ----------
+        target, position : coordinates of the target and of L(w).
+        with_target, square : <target, L(w)> and <L(w), L(w)>.
+        sigma : the sum of the norms of the target's points.
+        """
+        return []
+
+
+class EveryTime(Search):
     """The search that looks at all points each time."""
 
-    space: Space
-    allowed: Tensor
+    def __init__(self, space: Space, allowed: Tensor) -> None:
+        self.space, self.allowed = space, allowed
 
     def argmax(self, element: Tensor) -> int:
         return self.space.argmax(element, self.allowed)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coresift.spaces.base import SAME, Space
-from coresift.spaces.storage import Columns, InMemory, new_like
+from coresift.spaces.storage import Columns, InMemory, new_like, where_below, where_equal
 from coresift.types import Index
 
 if TYPE_CHECKING:
@@ -59,6 +59,12 @@ class Centres:
         nearest = InMemory(torch.full_like(self.space.norms, torch.inf)[None])
         return nearest, InMemory(torch.zeros_like(nearest.values, dtype=torch.int32))
 
+    def grow(self, num: int, largest_cluster: bool) -> list[int]:
+        """Make the next ``num`` points centres, or as many as are quicker found at once than one by one: the
+        farthest of all, or of the cluster with the largest sum.
+        """
+        return []
+
     def add(self, n: int) -> None:
         """Make point ``n`` a centre."""
         self._add(self.space.coordinates(n)[None], self.space.norm_at(torch.tensor([n])).square())
@@ -76,9 +82,10 @@ class Centres:
             self.sums.index_add_(0, first + centre.cpu(), distance.double().cpu())
 
     def _closer(self, coordinates: Tensor, squares: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """For each block, the points (c,) that are closer to one of the new centres than to the old ones, their
-        squared distances, and to which of the k.
+        """For each block, the points (c,) that are closer to one of the new centres than to the old ones,
+        their squared distances, and to which of the k.
         """
+        squares = squares.to(coordinates.device)
         for part, values in self.space.inner(coordinates):
             scale = self.space.norms[part] ** 2 + squares[:, None]  # (k, n)
             distance = scale - 2 * values
@@ -94,11 +101,9 @@ class Centres:
         best, where = 0.0, None
         for part, nearest, owner in self._blocks():
             if centre is None:
-                index = (
-                    None if self._all_allowed else _where_equal(self._allowed[part], True).to(owner.device)
-                )
+                index = None if self._all_allowed else where_equal(self._allowed[part], True).to(owner.device)
             else:
-                index = _where_equal(owner, centre)
+                index = where_equal(owner, centre)
                 if not self._all_allowed:
                     index = index[self._allowed[part].to(index.device)[index]]
             values = nearest if index is None else nearest[index]
@@ -109,7 +114,7 @@ class Centres:
         return where
 
     def draw(self, share: float) -> int | None:
-        """The allowed point at which the cumulative sum of squared distances reaches ``share`` of the whole."""
+        """The allowed point at which the cumulative sum of squared distances reaches ``share`` of all."""
         blocks = [(part, float(values.sum())) for part, values in self._weights()]
         total = sum(weight for _, weight in blocks)
         left, chosen = share * total, None
@@ -183,7 +188,7 @@ class VectorCentres(Centres):
             nearest, owner = self.nearest.part(part)[0], self.owner.part(part)[0]
             near: Tensor | None = None
             if reach is not None:
-                near = _where_below(reach[owner.long()].sub_(nearest))
+                near = where_below(reach[owner.long()].sub_(nearest))
                 self.looked_at += len(near)
                 self.passed_over += len(nearest) - len(near)
                 if len(near) == 0:
@@ -202,7 +207,7 @@ class VectorCentres(Centres):
             if len(direction) == 1:
                 gain.add_(float(squares[0]))
             gain.sub_(nearest).sub_(slack * highest)
-            index = _where_below(gain)
+            index = where_below(gain)
             if len(index) == 0:
                 continue
             for some in torch.split(index, max(_WORKING_SET // len(vectors), 1024)):
@@ -227,17 +232,3 @@ class VectorCentres(Centres):
         self._places = [places]
         between = ((places - coordinates.mT) / self.unit).square().sum(0)
         return (between / 4 * (1 - 1e-6)).to(self.space.device, torch.float32)
-
-
-def _where_below(values: Tensor) -> Tensor:
-    """(c,) the positions of values (n,) below zero."""
-    if values.is_cuda:
-        return (values < 0).nonzero()[:, 0]
-    return torch.from_numpy((values.numpy() < 0).nonzero()[0])  # several times as quick where few are
-
-
-def _where_equal(values: Tensor, value: int) -> Tensor:
-    """(c,) the positions of ``value`` among ``values`` (n,)."""
-    if values.is_cuda:
-        return (values == value).nonzero()[:, 0]
-    return torch.from_numpy((values.numpy() == value).nonzero()[0])

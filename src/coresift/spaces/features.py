@@ -20,7 +20,7 @@ class FeatureSpace(VectorSpace):
 
     @property
     def selectable(self) -> Tensor:
-        return torch.ones_like(self._selectable)
+        return torch.ones(len(self), dtype=torch.bool)
 
 
 def feature_space(posterior: Posterior | None, pool: Pool, labelled: Tensor | None = None) -> FeatureSpace:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-# Past scans that are kept.
-_SCANS = 8
+from coresift.spaces.base import Search
+
+# Leaders and scans that are kept, at most.
+_MOST_LEADERS, _MOST_SCANS = 4096, 64
+# How far back, in winners asked for, a scan that was saved is a reason to look for many leaders, and how
+# often to try it all the same.
+_TRIALS, _RETRY = 8, 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +35,7 @@ class Leaders:
     bound: float
 
 
-class Scan:
+class Scan(Search):
     """Finds the point with the largest <element, L_n> / ||L_n|| among those that are allowed.
 
     A point that was not among the leaders of a past scan has an angle of at least beta with the direction of
@@ -37,10 +43,14 @@ class Scan:
     point is at least beta - theta away from the new one. So where a leader is nearer than that, it is the
     winner of a scan that need not be made. What comes out is exactly what scanning every time would give.
 
+    That takes many leaders, and pays where directions turn little. Frank-Wolfe turns by a right angle or so
+    from step to step in more than a few dimensions, and then only the best of the past winners is kept in
+    mind: a scan that meets nothing better is the quickest.
+
     Parameters
     ----------
     scan : (direction (J,) of length one, least cosine of interest or ``None``) -> `Leaders`, the winner among
-        them.
+        them; a ``None`` asks for many.
     allowed : (N,) bool, on the CPU; points may be taken out of it as time goes by, and none put in.
 
     Attributes
@@ -51,6 +61,7 @@ class Scan:
     def __init__(self, scan: Callable[[Tensor, float | None], Leaders], allowed: Tensor) -> None:
         self._scan, self.allowed = scan, allowed
         self._past: list[tuple[Tensor, Leaders]] = []
+        self._of_use = deque([True] * _TRIALS, maxlen=_TRIALS)
         self.asked = self.made = 0
 
     def argmax(self, element: Tensor) -> int:
@@ -58,46 +69,43 @@ class Scan:
         self.asked += 1
         length = float(torch.linalg.vector_norm(element))
         direction = element / length if length > 0 else element
-        found = self._known(direction)
-        winner, cosine, likely = found if found is not None else (-1, -math.inf, None)
-        if found is None or cosine <= self._bound(direction):
-            self.made += 1
-            leaders = self._scan(direction, likely)
-            self._remember(direction, leaders)
-            winner, _, _ = _best(leaders.index, leaders.units, direction)
-        return winner
+        known = self._known(direction)
+        saved = known is not None and known[1] > self._bound(direction)
+        self._of_use.append(saved)
+        if known is not None and saved:
+            return known[0]
+        self.made += 1
+        many = known is None or any(self._of_use) or self.asked % _RETRY == 0
+        leaders = self._scan(direction, None if many or known is None else known[1])
+        self._past.append((direction, leaders))
+        kept = sum(len(one.index) for _, one in self._past)
+        while len(self._past) > 1 and (len(self._past) > _MOST_SCANS or kept > _MOST_LEADERS):
+            kept -= len(self._past.pop(0)[1].index)
+        self._index = torch.cat([one.index for _, one in self._past])
+        self._units = torch.cat([one.units for _, one in self._past], 1)
+        return _best(leaders.index, leaders.units, direction)[0]
 
-    def _known(self, direction: Tensor) -> tuple[int, float, float | None] | None:
-        """The best of all leaders that are still allowed."""
+    def _known(self, direction: Tensor) -> tuple[int, float] | None:
+        """The best of all leaders that are still allowed, and its cosine."""
         if not self._past:
             return None
-        open_now = self.allowed[self._index]
-        if not bool(open_now.any()):
-            return None
-        return _best(self._index[open_now], self._units[:, open_now], direction)
+        still = self.allowed[self._index]
+        return _best(self._index[still], self._units[:, still], direction) if bool(still.any()) else None
 
     def _bound(self, direction: Tensor) -> float:
-        """The largest cosine that a point outside all leaders of a past scan can have."""
+        """The largest cosine that a point outside the leaders can have."""
         least = math.inf
         for before, leaders in self._past:
             turned = float(before @ direction)
-            if turned <= leaders.bound:
-                continue  # it may have turned as far as to any of them
-            aside = float(torch.linalg.vector_norm(direction - turned * before))
-            # cos(beta - theta), with sines that are exact where angles are small
-            least = min(least, leaders.bound * turned + math.sqrt(1 - leaders.bound**2) * aside + 1e-12)
+            if turned > leaders.bound:  # else it may have turned as far as to any of them
+                aside = float(torch.linalg.vector_norm(direction - turned * before))
+                # cos(beta - theta), with sines that are exact where angles are small
+                least = min(least, leaders.bound * turned + math.sqrt(1 - leaders.bound**2) * aside + 1e-12)
         return least
 
-    def _remember(self, direction: Tensor, leaders: Leaders) -> None:
-        self._past = [*self._past[-_SCANS + 1 :], (direction, leaders)]
-        self._index = torch.cat([kept.index for _, kept in self._past])
-        self._units = torch.cat([kept.units for _, kept in self._past], 1)
 
-
-def _best(index: Tensor, units: Tensor, direction: Tensor) -> tuple[int, float, float | None]:
-    """The point with the largest cosine, that cosine, and one that a handful of points reach."""
+def _best(index: Tensor, units: Tensor, direction: Tensor) -> tuple[int, float]:
+    """The point with the largest cosine, ties to the lower index, and that cosine."""
     cosines = direction @ units
     top = float(cosines.max())
-    winner = int(index[cosines == top].min())
-    likely = float(cosines.topk(32).values[-1]) if len(cosines) >= 256 else None
-    return winner, top, likely
+    return int(index[cosines == top].min()), top

@@ -11,12 +11,13 @@ from torch.distributions import Categorical, Distribution, Normal, StudentT, kl_
 from coresift.checks import check_finite, check_several
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
-from coresift.pool import Pool, as_pool, read
+from coresift.pool import Pool, as_pool
 from coresift.spaces.base import Space
 from coresift.spaces.linear import linear_likelihood_space
+from coresift.spaces.storage import Columns, map_pool
 from coresift.spaces.vectors import VectorSpace
 from coresift.special import student_t_entropy
-from coresift.types import InputError
+from coresift.types import Chunk, InputError
 
 # Numbers held at a time while a block of points is mapped.
 _WORKING_SET = 2**22
@@ -46,6 +47,7 @@ def likelihood_space(
     labelled: Tensor | None = None,
     centred: bool = False,
     exact: bool = True,
+    memory: int | None = None,
 ) -> Space:
     """The space of expected log-likelihoods: in closed form for linear regression, sampled for all else.
 
@@ -55,7 +57,7 @@ def likelihood_space(
     if exact and isinstance(posterior, LinearPosterior | NormalInverseGammaPosterior):
         return linear_likelihood_space(posterior, pool, labelled, centred)
     return sampled_likelihood_space(
-        posterior, pool, num_samples, generator=generator, labelled=labelled, centred=centred
+        posterior, pool, num_samples, generator=generator, labelled=labelled, centred=centred, memory=memory
     )
 
 
@@ -68,6 +70,7 @@ def sampled_likelihood_space(
     labelled: Tensor | None = None,
     centred: bool = False,
     dtype: torch.dtype = torch.float32,
+    memory: int | None = None,
 ) -> VectorSpace:
     """Random projections for any model (paper, Algorithm 2): column n is [L_n(theta_1..theta_J)] / sqrt(J).
 
@@ -80,6 +83,7 @@ def sampled_likelihood_space(
         constant added to a log-likelihood leaves the posterior as it was; only the centred product is
         blind to it.
     dtype : of the stored (J, N) vectors.
+    memory : bytes the process may hold; vectors that would fill half of it go to a temporary file.
 
     >>> from coresift.models.samples import ClassSamples
     >>> probs_N_K_C = torch.tensor([[[0.9, 0.1], [0.1, 0.9]], [[0.5, 0.5], [0.5, 0.5]]])
@@ -92,26 +96,25 @@ def sampled_likelihood_space(
     theta = posterior.sample(num_samples, generator)
     seed = int(torch.randint(2**62, (), generator=generator))
 
-    def map_rows(source: Pool) -> Tensor:
+    def map_rows(source: Pool, memory: int | None = None) -> Columns:
         row = next(source.chunks()).x[:1]
         check_finite(row)
         first = posterior.conditional(row, theta)
         check_several(first.batch_shape[0])
         width = first.probs.shape[-1] if isinstance(first, Categorical) else first.event_shape.numel()
         size = min(max(_WORKING_SET // (first.batch_shape[0] * width), 64), 8192)
-        vectors = torch.empty(first.batch_shape[0], len(source), dtype=dtype)
-        for block in read(source, size):
+
+        def vectors(block: Chunk) -> Tensor:
             predictive, conditional = posterior.predictive(block.x), posterior.conditional(block.x, theta)
             values = expected_log_likelihood(predictive, conditional, seed + block.start)
             if centred:
                 values = values - values.mean(0)
-            if block.start == 0:
-                vectors = vectors.to(values.device)
-            vectors[:, block.start : block.start + len(block)] = values / math.sqrt(len(values))
-        return vectors
+            return values / math.sqrt(len(values))
+
+        return map_pool(source, size, vectors, memory, dtype)
 
     with torch.no_grad():
-        return VectorSpace(map_rows(pool), None if labelled is None else map_rows(as_pool(labelled)))
+        return VectorSpace(map_rows(pool, memory), None if labelled is None else map_rows(as_pool(labelled)))
 
 
 def expected_log_likelihood(predictive: Distribution, conditional: Distribution, seed: int = 0) -> Tensor:

@@ -12,7 +12,8 @@ from torch.distributions import Categorical
 from coresift.checks import check_several
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
-from coresift.pool import Pool, as_pool, read
+from coresift.pool import Pool, as_pool
+from coresift.spaces.storage import Columns, map_pool
 from coresift.spaces.vectors import VectorSpace
 
 
@@ -24,6 +25,7 @@ def predictive_space(
     generator: torch.Generator,
     labelled: Tensor | None = None,
     num_dimensions: int | None = None,
+    memory: int | None = None,
 ) -> VectorSpace:
     """Vectors whose inner products are the covariances of the predicted means, in units of the noise.
 
@@ -62,10 +64,10 @@ def predictive_space(
             return rows
         return rows.float() @ signs(rows.shape[1], num_dimensions).to(rows.device)
 
-    def map_rows(source: Pool) -> Tensor:
+    def map_rows(source: Pool, memory: int | None = None) -> Columns:
         with torch.no_grad():
-            return torch.cat([deviations(block.x) for block in read(source, 1024)]).mT.contiguous()
+            return map_pool(source, 1024, lambda block: deviations(block.x).mT, memory)
 
-    space = VectorSpace(map_rows(pool), None if labelled is None else map_rows(as_pool(labelled)))
+    space = VectorSpace(map_rows(pool, memory), None if labelled is None else map_rows(as_pool(labelled)))
     space.additive = False
     return space

@@ -6,13 +6,17 @@ import mmap
 import os
 import shutil
 import tempfile
+import time
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
-from coresift.types import InputError
+from coresift.pool import Pool, read
+from coresift.types import Chunk, InputError
 
 # Columns of a block in memory: what is computed from one stays in the second-level cache.
 BLOCK = 65536
@@ -93,6 +97,7 @@ class OnDisk(Columns):
     def __init__(self, rows: int, size: int, dtype: torch.dtype, block: int) -> None:
         self.shape, self.dtype, self.block = (rows, size), dtype, block
         self._file = tempfile.TemporaryFile(prefix="coresift-")  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
         needed, free = rows * size * dtype.itemsize, shutil.disk_usage(tempfile.gettempdir()).free
         if needed > free:
             raise InputError(
@@ -118,18 +123,64 @@ class OnDisk(Columns):
         return found
 
 
-def new_columns(
-    rows: int, size: int, dtype: torch.dtype, device: torch.device, memory: int | None = None
+def map_pool(
+    pool: Pool,
+    block: int,
+    vectors: Callable[[Chunk], Tensor],
+    memory: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Columns:
-    """Room for ``rows`` x ``size`` numbers: in memory, or on disk if that is more than half of ``memory``.
+    """Read a pool and keep a vector for each point: in memory, or on disk if they would fill half of it.
 
     Parameters
     ----------
+    block : points mapped at a time.
+    vectors : maps n points to (J, n).
     memory : bytes the process may hold; ``None`` is no limit.
+    dtype : of what is kept, if not as it comes.
     """
-    if memory is None or rows * size * dtype.itemsize <= memory // 2 or device.type != "cpu":
-        return InMemory(torch.empty(rows, size, dtype=dtype, device=device))
-    return OnDisk(rows, size, dtype, _block_on_disk(rows * dtype.itemsize, memory))
+    columns: Columns | None = None
+    for chunk in read(pool, block):
+        values = vectors(chunk)
+        kind, device = dtype or values.dtype, values.device
+        if columns is None:
+            needed = len(values) * len(pool) * kind.itemsize
+            if memory is None or needed <= memory // 2 or device.type != "cpu":
+                columns = InMemory(torch.empty(len(values), len(pool), dtype=kind, device=device))
+            else:
+                columns = OnDisk(
+                    len(values), len(pool), kind, _block_on_disk(len(values) * kind.itemsize, memory)
+                )
+                _announce(columns, memory)
+        columns.write(chunk.start, values)
+    assert columns is not None, "a pool holds at least one row"
+    return columns
+
+
+def _announce(columns: OnDisk, memory: int) -> None:
+    """Say what will be needed, before the long work starts."""
+    rows, size = columns.shape
+    beside = 16 * size  # norms, and the two numbers a point that distances need
+    needed = rows * size * columns.dtype.itemsize
+    Console(stderr=True).print(
+        f"{size:,} vectors of {rows} numbers do not fit into {as_bytes(memory)}: they go to a temporary file "
+        f"of {as_bytes(needed)}, with up to {as_bytes(beside)} beside it. A step reads them all, in about "
+        f"{(needed + beside) / _read_rate():.1f} s while the operating system keeps the file in memory, and "
+        "at the speed of the disk where it does not.",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _read_rate() -> float:
+    """Bytes a second at which a file in the operating system's memory is scanned."""
+    trial = OnDisk(8, 2**20, torch.float32, BLOCK)
+    for part in trial.parts():
+        trial.part(part).fill_(1.0)
+    start, element = time.perf_counter(), torch.ones(8)
+    for part in trial.parts():
+        float((element @ trial.part(part)).max())
+    return 8 * 2**20 * 4 / (time.perf_counter() - start)
 
 
 def new_like(like: Columns, rows: int, dtype: torch.dtype) -> Columns:
@@ -144,6 +195,20 @@ def new_like(like: Columns, rows: int, dtype: torch.dtype) -> Columns:
 def _block_on_disk(width: int, memory: int) -> int:
     """Columns of ``width`` bytes that fill a small share of the memory."""
     return min(max(memory // 32 // width // 1024, 1) * 1024, BLOCK)
+
+
+def where_below(values: Tensor) -> Tensor:
+    """(c,) the positions of values (n,) below zero."""
+    if values.is_cuda:
+        return (values < 0).nonzero()[:, 0]
+    return torch.from_numpy((values.numpy() < 0).nonzero()[0])  # several times as quick where few are
+
+
+def where_equal(values: Tensor, value: int) -> Tensor:
+    """(c,) the positions of ``value`` among ``values`` (n,)."""
+    if values.is_cuda:
+        return (values == value).nonzero()[:, 0]
+    return torch.from_numpy((values.numpy() == value).nonzero()[0])
 
 
 def as_bytes(number: float) -> str:

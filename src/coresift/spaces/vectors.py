@@ -14,7 +14,8 @@ from coresift.checks import check_finite
 from coresift.spaces.base import ANCHORS, Space
 from coresift.spaces.centres import VectorCentres
 from coresift.spaces.leaders import Leaders, Scan
-from coresift.spaces.storage import Columns, InMemory, new_like
+from coresift.spaces.on_gpu import CentresOnGPU, ScanOnGPU, has_kernels
+from coresift.spaces.storage import Columns, InMemory, new_like, where_below
 from coresift.types import Index, InputError
 
 # Leading points that a scan keeps.
@@ -64,7 +65,7 @@ class VectorSpace(ColumnSpace):
 
     Parameters
     ----------
-    vectors : (J, N), a tensor or columns on disk.
+    vectors : (J, N), a tensor, or columns in memory or on disk.
     labelled : (J, M), labelled points in the same space, the first centres of distance selectors.
 
     >>> space = VectorSpace(torch.tensor([[3.0, 0.0], [4.0, 1.0]]))
@@ -72,8 +73,10 @@ class VectorSpace(ColumnSpace):
     (tensor([5., 1.], dtype=torch.float64), tensor([3., 5.], dtype=torch.float64))
     """
 
-    def __init__(self, vectors: Tensor | Columns, labelled: Tensor | None = None) -> None:
+    def __init__(self, vectors: Tensor | Columns, labelled: Tensor | Columns | None = None) -> None:
         shape = tuple(vectors.shape)
+        if isinstance(labelled, Columns):
+            labelled = labelled.at(torch.arange(len(labelled)))
         if len(shape) != 2 or shape[1] == 0:
             raise InputError(f"vectors have shape {shape}, expected (J, N) with N above zero")
         if labelled is not None and (labelled.ndim != 2 or len(labelled) != shape[0]):
@@ -85,14 +88,13 @@ class VectorSpace(ColumnSpace):
         # largest norm, since squares of large numbers are too large for float32.
         self.sizes = new_like(self.columns, 2, self.columns.dtype)
         total = torch.zeros(shape[0], dtype=torch.float64, device=self.device)
-        largest, self._norm_total, self._selectable = 0.0, 0.0, torch.empty(shape[1], dtype=torch.bool)
+        largest, self._norm_total = 0.0, 0.0
         for part in self.columns.parts():
             block = self.columns.part(part).double()
             check_finite(block.mT, part.start, "space")
             total += block.sum(1)
             norms = block.square().sum(0).sqrt()
             self._norm_total += float(norms.sum())
-            self._selectable[part] = (norms > 0).cpu()
             self.sizes.part(part)[1] = norms
             largest = max(largest, float(norms.max()))
         # A power of two: what is rounded to float32 is then the same in any unit, as in parts of the pool.
@@ -102,7 +104,7 @@ class VectorSpace(ColumnSpace):
             sizes[1] /= self.unit
             sizes[0] = torch.where(sizes[1] > 0, 1 / sizes[1], 0.0)
             sizes[1] *= sizes[1].clone()
-        self._total = total.cpu()
+        self._total, self._fetched = total.cpu(), dict[int, Tensor]()
         # A sum of J products, each rounded, and its two factors.
         self.resolution = (shape[0] + 4) * torch.finfo(self.columns.dtype).eps
 
@@ -130,7 +132,10 @@ class VectorSpace(ColumnSpace):
 
     @property
     def selectable(self) -> Tensor:
-        return self._selectable
+        found = torch.empty(len(self), dtype=torch.bool)
+        for part in self.sizes.parts():
+            found[part] = (self.sizes.part(part)[0] > 0).cpu()
+        return found
 
     def norm_total(self) -> float:
         return self._norm_total
@@ -139,7 +144,17 @@ class VectorSpace(ColumnSpace):
         return self._total
 
     def columns_at(self, index: Tensor) -> Tensor:
-        return self.columns.at(index).cpu().double()
+        if self.device.type != "cuda":
+            return self.columns.at(index).double()
+        # A GPU answers slowly to single questions: those about points it has just found are asked together.
+        positions = index.tolist()
+        if not all(n in self._fetched for n in positions):
+            self._fetched |= zip(positions, self.columns.at(index).cpu().double().unbind(1), strict=True)
+        return (
+            torch.stack([self._fetched[n] for n in positions], 1)
+            if positions
+            else self._total[:, None][:, :0]
+        )
 
     def inner(self, element: Tensor) -> Iterator[tuple[slice, Tensor]]:
         direction, length = self.direction(element)
@@ -160,14 +175,15 @@ class VectorSpace(ColumnSpace):
                 vectors = part.double().mT
                 yield vectors, vectors.square().sum(1)
 
-    def scan(self, allowed: Tensor) -> Scan:
-        return Scan(_Scanner(self, allowed), allowed)
+    def scan(self, allowed: Tensor, once: bool = False) -> Scan:
+        scanner = Scanner(self, allowed)
+        return ScanOnGPU(self, scanner, allowed, once) if has_kernels(self) else Scan(scanner, allowed)
 
     def centres(self, allowed: Tensor, pending: Index) -> VectorCentres:
-        return VectorCentres(self, allowed, pending)
+        return (CentresOnGPU if has_kernels(self) else VectorCentres)(self, allowed, pending)
 
 
-class _Scanner:
+class Scanner:
     """Scans all vectors for those with the largest cosines with a direction.
 
     Parameters
@@ -185,51 +201,67 @@ class _Scanner:
         self._out = torch.empty(space.columns.block, dtype=space.columns.dtype, device=space.device)
 
     def __call__(self, direction: Tensor, likely: float | None) -> Leaders:
-        """The winner, and all points above some cosine: ``likely``, or one that about `_LEADERS` reach."""
+        """The winner and `_LEADERS` points beside it; or only those too near to it to tell by rounded
+        numbers, if a cosine is given that is ``likely`` to be close to the winner's.
+        """
         slack = self.space.resolution
-        for least, masked in ((likely, False), (None, False), (None, True)):
-            index, least, highest = self._above(direction, least, _LEADERS, masked)
-            leaders = self._exact(direction, index, least + slack)
+        if likely is not None:
+            leaders = self._exact(*self._near(direction, likely - 2 * slack, masked=False))
+            if leaders is not None:
+                return leaders
+        for masked in (False, True):
+            leaders = self._exact(*self._many(direction, masked))
             if leaders is not None and float((direction @ leaders.units).max()) > leaders.bound:
                 return leaders
-        # Too many are too close to each other to tell by rounded numbers.
-        index, least, _ = self._above(direction, highest - 2 * slack, _MOST_LEADERS, True)
-        leaders = self._exact(direction, index, least + slack)
+        leaders = self._exact(*self._near(direction, -torch.inf, masked=True))
         if leaders is None:
             raise FloatingPointError("no inner product is a number: the vectors' scales are out of range")
         return leaders
 
-    def _above(
-        self, direction: Tensor, least: float | None, most: int, masked: bool
-    ) -> tuple[Tensor, float, float]:
-        """Points with a rounded cosine above ``least``, which is raised where they are more than ``most``;
-        and the highest cosine. Unless ``masked``, points that may not be chosen count with a cosine of zero.
+    def _near(self, direction: Tensor, bound: float, masked: bool) -> tuple[Tensor, float]:
+        """Points above ``bound`` whose rounded cosines are within rounding of the highest, and a bound on all
+        others.
+        """
+        index = []
+        for part, cosines, top in self._cosines(direction, masked):
+            if top > bound:
+                bound = max(bound, top - 2 * self.space.resolution)
+                index.append((where_below(bound - cosines) + part.start)[:_MOST_LEADERS].cpu())
+        found = torch.cat(index) if index else torch.empty(0, dtype=torch.long)
+        return found[:_MOST_LEADERS], bound + self.space.resolution
+
+    def _many(self, direction: Tensor, masked: bool) -> tuple[Tensor, float]:
+        """The points with the highest rounded cosines, at least `_LEADERS`, and a bound on all others."""
+        bound, index, cosines = -torch.inf, torch.empty(0, dtype=torch.long), self._out[:0].cpu()
+        for part, values, top in self._cosines(direction, masked):
+            if top > bound:
+                here = where_below(bound - values)
+                index = torch.cat([index, here.cpu() + part.start])
+                cosines = torch.cat([cosines, values[here].cpu()])
+            if len(index) > 2 * _LEADERS:
+                order = cosines.argsort(descending=True, stable=True)[:_LEADERS]
+                cosines, index = cosines[order], index[order]
+                bound = float(cosines[-1])
+        return index, bound + self.space.resolution
+
+    def _cosines(self, direction: Tensor, masked: bool) -> Iterator[tuple[slice, Tensor, float]]:
+        """Rounded cosines block by block, with the highest of each. Unless ``masked``, points that may not be
+        chosen have a cosine of zero.
         """
         columns, sizes = self.space.columns, self.space.sizes
         wanted = (direction / self.space.unit).to(self._out)
-        scale = self._scale if not masked else None
-        cosines, index = self._out[:0], torch.empty(0, dtype=torch.long, device=self._out.device)
-        bound, highest = -torch.inf if least is None else least, -torch.inf
+        scale = None if masked else self._scale
         for part in columns.parts():
             out = self._out[: part.stop - part.start]
             torch.mv(columns.part(part).mT, wanted, out=out)
-            out.mul_(sizes.part(part)[0] if scale is None else scale[part])
-            if scale is None:
+            if scale is not None:
+                out.mul_(scale[part])
+            else:
+                out.mul_(sizes.part(part)[0])
                 out.masked_fill_(~self.allowed[part].to(out.device), -torch.inf)
-            top = float(out.max())
-            highest = max(highest, top)
-            if top > bound:
-                here = (out > bound).nonzero()[:, 0]
-                cosines = torch.cat([cosines, out[here]])
-                index = torch.cat([index, here + part.start])
-            if len(index) > 2 * most:
-                # Stable, so that of equal ones the first are kept.
-                order = cosines.sort(descending=True, stable=True).indices[:most]
-                cosines, index = cosines[order], index[order]
-                bound = float(cosines[-1])
-        return index.cpu(), bound, highest
+            yield part, out, float(out.max())
 
-    def _exact(self, direction: Tensor, index: Tensor, bound: float) -> Leaders | None:
+    def _exact(self, index: Tensor, bound: float) -> Leaders | None:
         """Those that may still be chosen, in float64."""
         allowed = self.allowed[index]
         if self._scale is not None and not bool(allowed.all()):

@@ -1,0 +1,1 @@
+"""Selection loops for particular hardware."""

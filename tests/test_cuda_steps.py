@@ -1,0 +1,267 @@
+"""The loops of engines/cuda.py: plain torch and the kernels against the same steps in numpy, float64.
+
+Without a GPU the kernels run in Triton's interpreter, in a process of its own: Triton decides on that when it
+is imported. That process runs this file as a script.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from coresift.engines.cuda import CentreSteps, Foreseen, FrankWolfeSteps, Layout
+
+INSTALLED = importlib.util.find_spec("triton") is not None
+# (J, N): N is no multiple of a block, J no multiple of the rows that are loaded at once.
+SHAPES = [(1, 97), (3, 400), (10, 333), (100, 150)]
+# Small blocks, so that a program reads several of them.
+SMALL = Layout(block=64, rows=8, warps=4, programs=3)
+
+needs_gpu = pytest.mark.skipif(
+    not (INSTALLED and torch.cuda.is_available()),
+    reason="needs a GPU and Triton, which comes with torch there",
+)
+
+
+def draw(height: int, size: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Vectors (J, N) around a common mean, with a few closed points, and their scale (N,)."""
+    generator = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(height, size, generator=generator) + 0.3
+    scale = 1 / vectors.double().square().sum(0).sqrt().float()
+    scale[torch.randperm(size, generator=generator)[: size // 10]] = 0.0
+    return vectors, scale
+
+
+def frank_wolfe(vectors, scale, target, start, steps, close, tolerance):
+    """The steps as in selectors/frank_wolfe.py; index, rows of gamma, with_target, square, and refused."""
+    vectors, scale = vectors.double().numpy(), scale.double().numpy().copy()
+    position, with_target, square, sigma = start
+    chosen, rows = [], []
+    for _ in range(steps):
+        residual = np.sqrt(max(target @ target - 2 * with_target + square, 0.0))
+        if residual <= tolerance * np.linalg.norm(target) or not (scale > 0).any():
+            return chosen, rows, None
+        scores = np.where(scale > 0, ((target - position) @ vectors) * scale, -np.inf)
+        n = int(scores.argmax())
+        vertex = sigma / np.linalg.norm(vectors[:, n]) * vectors[:, n]
+        slope = (vertex - position) @ (target - position)
+        length = (vertex - position) @ (vertex - position)
+        if slope <= 0 or length <= 0:
+            return chosen, rows, n
+        gamma = min(slope / length, 1.0)
+        position = (1 - gamma) * position + gamma * vertex
+        with_target, square = target @ position, position @ position
+        chosen.append(n)
+        rows.append((gamma, with_target, square))
+        if close:
+            scale[n] = 0.0
+    return chosen, rows, None
+
+
+def check_frank_wolfe(device: str, kernels: bool, close: bool) -> None:
+    for height, size in SHAPES:
+        vectors, scale = draw(height, size)
+        target = vectors.double().sum(1).numpy()
+        sigma = float(vectors.double().square().sum(0).sqrt().sum())
+        nothing = (np.zeros(height), 0.0, 0.0, sigma)
+        chosen, rows, refused = frank_wolfe(vectors, scale, target, nothing, 24, close, 1e-6)
+        own = scale.clone().to(device)
+        engine = FrankWolfeSteps(vectors.to(device), own, layout=SMALL, kernels=kernels)
+        # In two runs: the second goes on where the first ended, and must leave nothing of it behind.
+        first = engine.run(torch.tensor(target), torch.zeros(height), 0.0, 0.0, sigma, 7, close, 1e-6)
+        parts: list[Foreseen] = [first]
+        if len(first.index) == 7:
+            last = float(first.with_target[-1]), float(first.square[-1])
+            parts.append(engine.run(torch.tensor(target), engine.position, *last, sigma, 17, close, 1e-6))
+        assert torch.cat([part.index for part in parts]).tolist() == chosen
+        assert parts[-1].refused == refused
+        numbers = torch.cat([torch.stack([p.gamma, p.with_target, p.square], 1) for p in parts])
+        np.testing.assert_allclose(numbers.numpy(), np.array(rows).reshape(-1, 3), rtol=1e-7)
+        assert (own == 0).sum() == (scale == 0).sum() + (len(chosen) if close else 0)
+
+
+def check_frank_wolfe_ends(device: str, kernels: bool) -> None:
+    vectors, scale = draw(3, 200)
+    total = vectors.double().sum(1)
+    sigma = float(vectors.double().square().sum(0).sqrt().sum())
+
+    def run(scale, target, steps=50, tolerance=0.0, close=False):
+        engine = FrankWolfeSteps(vectors.to(device), scale.clone().to(device), layout=SMALL, kernels=kernels)
+        return engine.run(target, torch.zeros(3), 0.0, 0.0, sigma, steps, close, tolerance)
+
+    # At a distance of a tenth, a few steps suffice.
+    reached = run(scale, total, tolerance=0.1)
+    assert 0 < len(reached.index) < 50 and reached.refused is None
+    # No step to the only open point comes closer to a target on the other side.
+    only = torch.zeros_like(scale)
+    only[17] = 1 / vectors[:, 17].norm()
+    away = run(only, -vectors[:, 17].double())
+    assert len(away.index) == 0 and away.refused == 17
+    # One open point, closed by the first step; none at all; no steps.
+    assert run(only, total, close=True).index.tolist() == [17]
+    assert run(only, total, close=True).refused is None
+    assert len(run(torch.zeros_like(scale), total).index) == 0
+    assert len(run(scale, total, steps=0).index) == 0
+    # More steps than there was room for at first; not in the interpreter, where each takes its time.
+    if device != "cpu" or not kernels:
+        assert torch.equal(run(scale, total, steps=40).index, run(scale, total, steps=5000).index[:40])
+    # Of equal points the first.
+    vectors[:] = vectors[:, :1]
+    scale[:] = 1 / vectors[:, 0].norm()
+    scale[:70] = 0.0
+    assert run(scale, vectors.double().sum(1), steps=1).index.tolist() == [70]
+
+
+class Reference:
+    """Centres as in selectors/distance.py, with the differences taken directly."""
+
+    def __init__(self, vectors: torch.Tensor, allowed: torch.Tensor) -> None:
+        self.vectors, self.allowed = vectors.double().numpy(), allowed.numpy()
+        self.nearest = (self.vectors**2).sum(0)
+        self.owner, self.count = np.zeros(vectors.shape[1], dtype=int), 1
+
+    @property
+    def sums(self):
+        return np.bincount(self.owner, self.nearest, self.count)
+
+    def run(self, steps: int, largest_cluster: bool) -> list[int]:
+        chosen: list[int] = []
+        for _ in range(steps):
+            candidates = self.allowed & (self.nearest > 0)
+            if largest_cluster:
+                candidates &= self.owner == self.sums.argmax()
+            if not candidates.any():
+                break
+            n = int(np.where(candidates, self.nearest, -1.0).argmax())
+            distance = ((self.vectors - self.vectors[:, [n]]) ** 2).sum(0)
+            closer = distance < self.nearest
+            self.nearest[closer], self.owner[closer] = distance[closer], self.count
+            self.count += 1
+            chosen.append(n)
+        return chosen
+
+
+def check_centres(device: str, kernels: bool, largest_cluster: bool) -> None:
+    for height, size in SHAPES:
+        vectors, scale = draw(height, size, seed=1)
+        vectors[:, 5::7] = vectors[:, 4::7][:, : len(range(5, size, 7))]  # duplicates
+        allowed = scale > 0
+        reference = Reference(vectors, allowed)
+        squares = vectors.double().square().sum(0)
+        state = [squares.clone(), torch.zeros(size, dtype=torch.int32), torch.zeros(45, dtype=torch.float64)]
+        state[2][0] = squares.sum()
+        nearest, owner, sums = (tensor.to(device) for tensor in state)
+        engine = CentreSteps(
+            vectors.to(device),
+            squares.to(device),
+            nearest,
+            owner,
+            sums,
+            allowed.to(device),
+            1,
+            layout=SMALL,
+            kernels=kernels,
+        )
+        for steps in (1, 6, 13):
+            assert engine.run(steps, largest_cluster).tolist() == reference.run(steps, largest_cluster)
+            assert engine.count == reference.count
+            np.testing.assert_allclose(nearest.cpu().numpy(), reference.nearest, rtol=1e-12)
+            np.testing.assert_array_equal(owner.cpu().numpy(), reference.owner)
+            want = np.zeros(45)
+            want[: reference.count] = reference.sums
+            np.testing.assert_allclose(sums.cpu().numpy(), want, rtol=1e-9, atol=1e-9)
+        with pytest.raises(ValueError, match="need sums of that many"):
+            engine.run(45, largest_cluster)
+
+
+def check_centres_end(device: str, kernels: bool) -> None:
+    """Three places, two of them open: no further centre is found, and none is chosen twice."""
+    for largest_cluster in (False, True):
+        vectors = torch.tensor([[3.0, 3.0, -1.0, -1.0, 0.5, 3.0]], device=device)
+        squares = vectors.double().square().sum(0)
+        allowed = torch.tensor([False, True, True, True, False, True], device=device)
+        nearest, owner = squares.clone(), torch.zeros(6, dtype=torch.int32, device=device)
+        sums = torch.zeros(9, dtype=torch.float64, device=device)
+        sums[0] = squares.sum()
+        engine = CentreSteps(vectors, squares, nearest, owner, sums, allowed, 1, kernels=kernels)
+        assert engine.run(5, largest_cluster).tolist() == [1, 2]
+        assert engine.run(5, largest_cluster).tolist() == []
+        assert nearest.tolist() == [0.0, 0.0, 0.0, 0.0, 0.25, 0.0] and engine.count == 3
+
+
+def check_all(device: str, kernels: bool) -> None:
+    for close in (False, True):
+        check_frank_wolfe(device, kernels, close)
+        check_centres(device, kernels, close)
+    check_frank_wolfe_ends(device, kernels)
+    check_centres_end(device, kernels)
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_plain_frank_wolfe_steps_are_the_published_ones(close):
+    check_frank_wolfe("cpu", kernels=False, close=close)
+
+
+def test_plain_frank_wolfe_ends_where_it_should():
+    check_frank_wolfe_ends("cpu", kernels=False)
+
+
+@pytest.mark.parametrize("largest_cluster", [False, True])
+def test_plain_centres_are_the_farthest(largest_cluster):
+    check_centres("cpu", kernels=False, largest_cluster=largest_cluster)
+
+
+def test_plain_centres_end_with_the_distances():
+    check_centres_end("cpu", kernels=False)
+
+
+def test_vectors_are_checked():
+    with pytest.raises(ValueError, match="float32"):
+        FrankWolfeSteps(torch.zeros(2, 3).double(), torch.ones(3))
+
+
+@pytest.mark.skipif(INSTALLED, reason="Triton is installed")
+def test_missing_triton_is_named():
+    with pytest.raises(ImportError, match="pip install triton"):
+        FrankWolfeSteps(torch.ones(2, 3), torch.ones(3), kernels=True)
+
+
+@pytest.mark.skipif(not INSTALLED, reason="needs Triton, which comes with torch where there is a GPU")
+def test_interpreted_kernels_make_the_same_steps():
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    outcome = subprocess.run(
+        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=600
+    )
+    if "can be converted to Python scalars" in outcome.stderr:
+        pytest.skip("the interpreter of this Triton cannot loop with this NumPy")
+    assert outcome.returncode == 0, outcome.stderr
+
+
+@needs_gpu
+def test_kernels_make_the_same_steps_on_a_gpu():
+    check_all("cuda", kernels=True)
+    check_all("cuda", kernels=False)
+
+
+@needs_gpu
+@pytest.mark.parametrize("largest_cluster", [False, True])
+def test_batches_are_the_same_in_each_run(largest_cluster):
+    vectors = torch.randn(10, 200_001, generator=torch.Generator().manual_seed(2)).cuda()
+    squares = vectors.double().square().sum(0)
+    batches = []
+    for _ in range(2):
+        owner = torch.zeros(200_001, dtype=torch.int32, device="cuda")
+        sums = torch.zeros(301, dtype=torch.float64, device="cuda")
+        sums[0] = squares.sum()
+        everywhere = torch.ones_like(owner, dtype=torch.bool)
+        engine = CentreSteps(vectors, squares, squares.clone(), owner, sums, everywhere, 1)
+        batches.append((engine.run(300, largest_cluster).tolist(), engine.sums.tolist()))
+    assert batches[0] == batches[1]
+
+
+if __name__ == "__main__":
+    check_all("cpu", kernels=True)

@@ -1,0 +1,217 @@
+"""Scans, distances and storage: the quick ways choose what the plain ones do, wherever the vectors lie."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import coresift
+from coresift.checks import check_memory
+from coresift.models import BayesianLinearRegression
+from coresift.pool import as_pool
+from coresift.selectors import LCMD, FrankWolfe, KCenter, KMeansPlusPlus
+from coresift.spaces import GramSpace, VectorSpace, vectors
+from coresift.spaces.centres import Centres, VectorCentres
+from coresift.spaces.storage import InMemory, OnDisk, map_pool
+
+SELECTORS = [FrankWolfe(), FrankWolfe(fill=False), LCMD(), KCenter(), KMeansPlusPlus()]
+
+
+def normal(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def on_disk(values, block=1024):
+    columns = OnDisk(*values.shape, values.dtype, block)
+    columns.write(0, values)
+    return columns
+
+
+def winner(values, direction, allowed):
+    """By brute force in float64."""
+    fine = values.double()
+    cosines = (direction @ fine) / fine.square().sum(0).sqrt()
+    cosines[~allowed] = -torch.inf
+    return int((cosines == cosines.max()).int().argmax()), cosines
+
+
+def pool_with_ties(kind, dimensions, size, seed):
+    values = normal(dimensions, size, seed=seed)
+    if kind == "copies":
+        values = values[:, torch.randint(5, (size,), generator=torch.Generator().manual_seed(seed))]
+    if kind == "near":  # closer to each other than the rounding of a scan
+        values = values[:, :1] + 1e-6 * values
+    if kind == "long and short":
+        values = values * torch.logspace(-18, 18, size)
+    return values
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["plain", "copies", "near", "long and short"]),
+    st.sampled_from([2, 3, 10, 40]),
+    st.integers(0, 1000),
+    st.sampled_from([0.0, 0.01, 0.3]),
+    st.booleans(),
+)
+def test_winners_are_those_of_scanning_every_time(kind, dimensions, seed, turn, lies_on_disk):
+    values = pool_with_ties(kind, dimensions, 3000, seed)
+    space = VectorSpace(on_disk(values) if lies_on_disk else values)
+    allowed = space.selectable
+    allowed[::7] = False
+    search = space.scan(allowed)
+    direction = normal(dimensions, seed=seed + 1, dtype=torch.float64)
+    for step in range(25):
+        found = search.argmax(direction * 10.0**step)
+        expected, cosines = winner(values, direction / direction.norm(), allowed)
+        assert allowed[found]
+        # Where the rounding of float64 itself decides, either will do.
+        assert found == expected or cosines[expected] - cosines[found] <= 1e-14
+        if step % 3 == 0:
+            allowed[found] = False
+        direction = direction / direction.norm() + turn * normal(dimensions, seed=step, dtype=torch.float64)
+    assert search.asked == 25 and search.made <= 25
+
+
+def test_scans_are_saved_where_directions_turn_little():
+    values = normal(3, 20_000)
+    space = VectorSpace(values)
+    search = space.scan(space.selectable)
+    direction = normal(3, seed=1, dtype=torch.float64)
+    for step in range(200):
+        assert search.argmax(direction) == winner(values, direction, search.allowed)[0]
+        direction = direction + 0.01 * normal(3, seed=step, dtype=torch.float64)
+    assert search.made < 100
+
+
+def test_all_cosines_below_zero():
+    values = -normal(4, 500).abs()
+    search = (space := VectorSpace(values)).scan(space.selectable)
+    direction = torch.ones(4, dtype=torch.float64)
+    assert search.argmax(direction) == winner(values, direction, search.allowed)[0]
+
+
+def test_a_pool_of_copies_gives_the_first():
+    space = VectorSpace(normal(4, 1).repeat(1, 200_000))
+    assert space.scan(space.selectable).argmax(torch.ones(4, dtype=torch.float64)) == 0
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize("dimensions", [5, 40])
+def test_on_disk_as_in_memory(selector, dimensions):
+    values, labelled = normal(dimensions, 5000) + 0.2, normal(dimensions, 70, seed=1)
+    options = {"pending": [3, 77], "exclude": range(100, 300), "seed": 1}
+    expected = selector.select(VectorSpace(values, labelled), 60, **options)
+    space = VectorSpace(on_disk(values), labelled)
+    found = selector.select(space, 60, **options)
+    assert found.index.tolist() == expected.index.tolist()
+    # Close to the target a residual is a small difference of large numbers.
+    assert np.allclose(found.residuals, expected.residuals, rtol=1e-3)
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize("dimensions", [5, 40])
+def test_many_steps_at_once_as_one_by_one(selector, dimensions, monkeypatch):
+    """The way a GPU goes, here without one."""
+    values = normal(dimensions, 3000) + 0.2
+    options = {"pending": [3, 77], "exclude": range(100, 300), "seed": 1}
+    expected = selector.select(VectorSpace(values), 90, **options).index.tolist()
+    monkeypatch.setattr(vectors, "has_kernels", lambda space: True)
+    assert selector.select(VectorSpace(values), 90, **options).index.tolist() == expected
+
+
+@pytest.mark.parametrize("selector", [FrankWolfe(), LCMD(), KCenter()])
+def test_many_steps_at_once_among_copies(selector, monkeypatch):
+    values = (normal(4, 40) + 0.2).repeat(1, 20)
+    expected = selector.select(VectorSpace(values), 60).index.tolist()
+    monkeypatch.setattr(vectors, "has_kernels", lambda space: True)
+    assert selector.select(VectorSpace(values), 60).index.tolist() == expected
+
+
+@pytest.mark.parametrize("dimensions", [4, 50])
+def test_distances_as_in_float64(dimensions):
+    kinds = normal(dimensions, 20)
+    values = kinds[:, torch.arange(2000) % 20] + 0.1 * normal(dimensions, 2000, seed=1)
+    labelled = normal(dimensions, 100, seed=2)
+    space = VectorSpace(values, labelled)
+    exact = Centres(_Plain(values, labelled), space.selectable, np.array([5]))
+    quick = VectorCentres(space, space.selectable, np.array([5]))
+    for n in (7, 1003, 555, 12, 13, 14, 1999):
+        for centres in (exact, quick):
+            centres.add(n)
+        assert torch.allclose(quick.nearest.values * quick.unit**2, exact.nearest.values.float(), rtol=1e-5)
+        assert torch.equal(quick.owner.values, exact.owner.values)
+        assert torch.allclose(quick.sums * quick.unit**2, exact.sums, rtol=1e-5, atol=1e-9)
+        assert quick.farthest() == exact.farthest()
+    assert (quick.passed_over > 0) == (dimensions == 50)
+
+
+class _Plain(GramSpace):
+    """The same points by their inner products, with labelled points."""
+
+    def __init__(self, values, labelled):
+        super().__init__(values.double().mT @ values.double())
+        self._cross, self._squares = labelled.double().mT @ values.double(), labelled.double().square().sum(0)
+
+    def anchors(self):
+        yield self._cross, self._squares
+
+
+def test_columns_on_disk():
+    values = normal(3, 2500)
+    columns = OnDisk(3, 2500, torch.float32, 1024)
+    for start in (0, 700, 2000):
+        columns.write(start, values[:, start : start + 1300])
+    assert [len(range(*part.indices(2500))) for part in columns.parts()] == [1024, 1024, 452]
+    index = torch.tensor([2499, 0, 1024, 1023])
+    assert torch.equal(columns.at(index), values[:, index])
+    assert torch.equal(torch.cat([columns.part(part).clone() for part in columns.parts()], 1), values)
+
+
+def test_where_vectors_go(capsys):
+    pool = as_pool(normal(4000, 8))
+    assert isinstance(map_pool(pool, 512, lambda block: block.x.mT, memory=10**6), InMemory)
+    columns = map_pool(pool, 512, lambda block: block.x.mT, memory=2 * 10**5)
+    assert isinstance(columns, OnDisk)
+    assert "4,000 vectors of 8 numbers do not fit into 0.2 MB" in capsys.readouterr().err
+    assert torch.equal(columns.at(torch.arange(4000)), pool.rows.mT)
+
+
+@pytest.mark.parametrize("memory", ["", "much", "-1GB", "0", "1.2.3GB", 10**6, "1MB"])
+def test_limits_that_cannot_be(memory):
+    with pytest.raises(coresift.InputError, match="memory is"):
+        check_memory(memory, 1000)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to see the resident set")
+def test_the_limit_is_kept(tmp_path):
+    """A pool whose vectors alone are larger than the limit; in a process of its own."""
+    np.save(tmp_path / "pool.npy", np.random.default_rng(0).normal(size=(1_200_000, 3)).astype(np.float32))
+    program = textwrap.dedent(f"""
+        import torch, coresift
+        from coresift.models import BayesianLinearRegression
+
+        torch.manual_seed(0)
+        x = torch.randn(20, 3)
+        posterior = BayesianLinearRegression(noise_variance=0.3).fit(x, x[:, 0])
+        options = dict(posterior=posterior, budget=5, num_samples=150, exact=False, strategy="acs-lcmd")
+        batch = coresift.select({str(tmp_path / "pool.npy")!r}, memory="600MB", **options)
+        peak = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
+        print(int(peak[0]) * 1024, batch.index.tolist())
+    """)
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    peak, index = found.stdout.split(maxsplit=1)
+    assert int(peak) < 600e6
+    assert "go to a temporary file of 720.0 MB" in found.stderr.replace("\n", " ")
+    torch.manual_seed(0)
+    x = torch.randn(20, 3)
+    posterior = BayesianLinearRegression(noise_variance=0.3).fit(x, x[:, 0])
+    options = {"posterior": posterior, "budget": 5, "num_samples": 150, "exact": False}
+    batch = coresift.select(tmp_path / "pool.npy", strategy="acs-lcmd", **options)
+    assert index.strip() == str(batch.index.tolist())
