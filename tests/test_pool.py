@@ -1,5 +1,9 @@
 """Pools: every form gives the same rows, in the same order, in chunks of any size."""
 
+import pickle
+import re
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
@@ -11,7 +15,7 @@ from hypothesis import strategies as st
 
 import coresift
 from coresift.models import BayesianLinearRegression
-from coresift.pool import ArrayPool, ArrowPool, Pool, as_pool, blocks, read
+from coresift.pool import ArrayPool, ArrowPool, NumpyPool, Part, Pool, as_pool, blocks, read
 
 ROWS = np.random.default_rng(0).normal(size=(50, 3))
 
@@ -46,12 +50,27 @@ def parquet_folder(path):
     return ArrowPool(path, ["x0", "x1", "x2"], chunk_size=7)
 
 
+def numpy_folder(path):
+    (path / "parts").mkdir(exist_ok=True)
+    for part, start in enumerate(range(0, 50, 20)):
+        np.save(path / "parts" / f"part-{part}.npy", ROWS[start : start + 20])
+    return as_pool(path / "parts")
+
+
+def part(path):
+    return Part(as_pool(np.concatenate([ROWS[:7], ROWS, ROWS[:3]])), 7, 57)
+
+
+def part_of_folder(path):
+    return Part(NumpyPool(numpy_folder(path).path, chunk_size=3), 0, 50)
+
+
 def arrow(path):
     pyarrow.feather.write_feather(table(), path / "pool.arrow", compression="uncompressed")
     return as_pool(str(path / "pool.arrow"))
 
 
-FORMS = [array, tensor, memory_map, parquet, parquet_folder, arrow]
+FORMS = [array, tensor, memory_map, parquet, parquet_folder, numpy_folder, arrow, part, part_of_folder]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -137,3 +156,94 @@ def test_integers_beside_floats_in_parquet(tmp_path):
     assert next(pool.chunks()).x[:, 0].tolist() == [1, 2, 3]
     with pytest.raises(coresift.InputError, match="nan in row 1, column 1"):
         list(read(pool))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_parts_and_copies_in_other_processes(form, tmp_path):
+    """Any consecutive rows are a pool, also after a journey; files travel by name."""
+    pool = form(tmp_path)
+    for start, stop in ((0, 50), (0, 1), (19, 21), (20, 40), (43, 50)):
+        for copy in (Part(pool, start, stop), pickle.loads(pickle.dumps(Part(pool, start, stop)))):
+            assert len(copy) == stop - start
+            np.testing.assert_array_equal(
+                torch.cat([chunk.x for chunk in copy.chunks()]).numpy(), ROWS[start:stop]
+            )
+            np.testing.assert_array_equal(copy.take([stop - start - 1, 0]).numpy(), ROWS[[stop - 1, start]])
+            with pytest.raises(IndexError):
+                copy.take([stop - start])
+
+
+def test_what_a_pool_takes_along(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(1000, 3))
+    np.save(tmp_path / "pool.npy", rows)
+    np.save(tmp_path / "columns.npy", np.asfortranarray(rows))
+    for name in ("pool.npy", "columns.npy"):
+        pool = as_pool(tmp_path / name)
+        sent = pickle.dumps(pool)
+        assert len(sent) < 1000
+        np.testing.assert_array_equal(next(pickle.loads(sent).chunks()).x.numpy(), rows)
+    cut = ArrayPool(as_pool(tmp_path / "pool.npy").rows[500:])
+    assert len(pickle.dumps(cut)) < 1000
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(cut)).take([3]).numpy(), rows[[503]])
+    for held in (rows, torch.from_numpy(rows)):
+        assert len(pickle.dumps(Part(as_pool(held), 990, 1000))) < 2000
+
+
+def test_a_row_that_is_not_finite_is_named_by_its_place_in_the_whole():
+    rows = ROWS.copy()
+    rows[33, 1] = np.inf
+    with pytest.raises(coresift.InputError, match="inf in row 33, column 1"):
+        list(read(Part(as_pool(rows), 20, 50)))
+    with pytest.raises(coresift.InputError, match="inf in row 33, column 1"):
+        list(read(pickle.loads(pickle.dumps(Part(as_pool(rows), 20, 50)))))
+
+
+def test_numpy_files_that_do_not_go_together(tmp_path):
+    np.save(tmp_path / "a.npy", ROWS.astype(np.float32))
+    np.save(tmp_path / "b.npy", np.arange(6).reshape(2, 3))
+    pool = as_pool(tmp_path)
+    assert {chunk.x.dtype for chunk in pool.chunks()} == {torch.float64}
+    assert pool.take([51, 0]).dtype == torch.float64
+    np.save(tmp_path / "c.npy", ROWS[:, :2])
+    with pytest.raises(
+        coresift.InputError, match=r"rows of .*c.npy have shape \(2,\), but those of a.npy \(3,\)"
+    ):
+        as_pool(tmp_path)
+    np.save(tmp_path / "c.npy", ROWS[:0])
+    with pytest.raises(coresift.InputError, match=r"c.npy: the pool is empty"):
+        as_pool(tmp_path)
+    (tmp_path / "c.npy").write_text("no array")
+    with pytest.raises(coresift.InputError, match=r"cannot read .*c.npy"):
+        as_pool(tmp_path)
+    (tmp_path / "c.npy").rename(tmp_path / "c.parquet")
+    with pytest.raises(coresift.InputError, match=r"mixes \.npy with other files"):
+        as_pool(tmp_path)
+
+
+def resident():
+    """Bytes of memory that this process holds."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc/self/status")
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_large_file_does_not_stay_in_memory(order, tmp_path):
+    """300 MB are read in blocks, and no more than a few of these are held at any time."""
+    size = 2_500_000
+    shape = (size, 30)
+    rows = np.lib.format.open_memmap(
+        tmp_path / "pool.npy", "w+", np.float32, shape, fortran_order=order == "F"
+    )
+    rows[::1000] = 1.0
+    rows.flush()
+    del rows
+    pool = as_pool(tmp_path / "pool.npy")
+    before = resident()
+    most = ones = 0
+    for block in read(pool):
+        ones += int(block.x[:, 0].sum())
+        most = max(most, resident() - before)
+    pool.take(np.arange(0, size, 100))
+    assert ones == size // 1000
+    assert max(most, resident() - before) < 60e6

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,14 @@ import pytest
 from coresift import STRATEGIES
 
 ROOT = Path(__file__).parent.parent
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
 PAGES = [
     "README.md",
     *(
         f"docs/{name}.md"
-        for name in ("quickstart", "symbols", "choosing", "extending", "data", "experiments")
+        for name in ("quickstart", "symbols", "choosing", "extending", "scaling", "data", "experiments")
     ),
+    pytest.param("docs/cluster.md", marks=[needs_ray, pytest.mark.xdist_group("ray")]),
 ]
 
 

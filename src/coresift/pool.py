@@ -6,9 +6,11 @@ Nothing in the library asks for all rows at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import mmap
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -44,7 +46,9 @@ PoolLike: TypeAlias = "Pool | Tensor | npt.NDArray[Any] | str | Path"
 class ArrayPool:
     """Rows of an array, a tensor or a memory-mapped ``.npy`` file.
 
-    A chunk of a NumPy array is copied only when it is read, so a memory map stays on disk.
+    A chunk of a NumPy array is copied only when it is read, and what a memory map has read is let go again:
+    the process stays small however large the file. Sent to another process, a memory map travels as the name
+    of its file.
 
     >>> pool = ArrayPool(np.arange(6.0).reshape(3, 2), chunk_size=2)
     >>> [(chunk.start, chunk.x.tolist()) for chunk in pool.chunks()]
@@ -69,12 +73,177 @@ class ArrayPool:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        place = _place_in_file(self.rows)
+        if place is not None:
+            return _reopened, (*place, self.chunk_size)
+        # A view of a tensor would take all that it is a view of along.
+        rows = self.rows.clone() if isinstance(self.rows, Tensor) else self.rows
+        return ArrayPool, (rows, self.chunk_size)
+
     def chunks(self) -> Iterator[Chunk]:
-        for start in range(0, len(self), self.chunk_size):
-            yield Chunk(start, as_float(self.rows[start : start + self.chunk_size]))
+        return self.chunks_from(0)
+
+    def chunks_from(self, start: int) -> Iterator[Chunk]:
+        """The chunks from row ``start`` on."""
+        for first in range(start, len(self), self.chunk_size):
+            rows = as_float(self.rows[first : first + self.chunk_size])
+            _let_go(self.rows)
+            yield Chunk(first, rows)
 
     def take(self, index: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
-        return as_float(self.rows[np.ascontiguousarray(index, dtype=np.int64)])
+        rows = as_float(self.rows[np.ascontiguousarray(index, dtype=np.int64)])
+        _let_go(self.rows)
+        return rows
+
+
+def _let_go(rows: Tensor | npt.NDArray[Any]) -> None:
+    """Have the pages of a memory-mapped file count as read no longer; what is used again is read again."""
+    # A copy-on-write map would lose what was written to it.
+    if isinstance(rows, np.memmap) and rows.mode in ("r", "r+") and hasattr(mmap, "MADV_DONTNEED"):
+        mapping: Any = rows
+        mapping._mmap.madvise(mmap.MADV_DONTNEED)
+
+
+def _place_in_file(rows: Tensor | npt.NDArray[Any]) -> tuple[Any, ...] | None:
+    """Name, type, offset, shape and order of rows that are one piece of a file."""
+    if not isinstance(rows, np.memmap) or rows.filename is None or rows.mode not in ("r", "r+"):
+        return None
+    if not (rows.flags.c_contiguous or rows.flags.f_contiguous):
+        return None
+    # The offset of a view is that of the array it was cut from: count from where the mapping begins.
+    begin = rows.offset - rows.offset % mmap.ALLOCATIONGRANULARITY
+    mapping: Any = rows
+    address = np.frombuffer(mapping._mmap, dtype=np.uint8).ctypes.data
+    offset = begin + rows.ctypes.data - address
+    return rows.filename, rows.dtype, offset, rows.shape, "C" if rows.flags.c_contiguous else "F"
+
+
+def _reopened(
+    name: str | Path, dtype: npt.DTypeLike, offset: int, shape: tuple[int, ...], order: Any, chunk_size: int
+) -> ArrayPool:
+    """What `_place_in_file` described, perhaps on another machine."""
+    try:
+        rows: npt.NDArray[Any] = np.memmap(name, dtype, "r", offset, shape, order)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {name} here: {error}") from None
+    return ArrayPool(rows, chunk_size)
+
+
+class NumpyPool:
+    """Rows of the ``.npy`` files of a folder, sorted by name.
+
+    Parameters
+    ----------
+    path : the folder.
+    chunk_size : rows read at a time; a chunk ends with its file.
+    """
+
+    def __init__(self, path: str | Path, chunk_size: int = 65536) -> None:
+        self.path, self.chunk_size = Path(path), chunk_size
+        if chunk_size < 1:
+            raise InputError(f"chunk_size is {chunk_size}, expected at least 1")
+        if not self.path.is_dir():
+            raise InputError(f"there is no folder {path}")
+        self.files = sorted(file for file in self.path.iterdir() if file.suffix.lower() == ".npy")
+        if not self.files:
+            raise InputError(f"{path} holds no file ending in .npy")
+        pools = (self._open(file) for file in self.files)
+        shapes = [(len(pool), *pool.rows.shape[1:], as_float(pool.rows[:1]).dtype) for pool in pools]
+        for file, shape in zip(self.files, shapes, strict=True):
+            if shape[1:-1] != shapes[0][1:-1]:
+                raise InputError(
+                    f"rows of {file} have shape {shape[1:-1]}, but those of {self.files[0].name} "
+                    f"{shapes[0][1:-1]}"
+                )
+        # One type for all files, or a batch would depend on where a file ends.
+        self._double = any(shape[-1] == torch.float64 for shape in shapes)
+        self._starts = np.concatenate([[0], np.cumsum([shape[0] for shape in shapes])])
+
+    def _open(self, file: Path) -> ArrayPool:
+        # Opened each time and closed again: a process may not hold thousands of files.
+        try:
+            return ArrayPool(np.load(file, mmap_mode="r"), self.chunk_size)
+        except InputError as error:
+            raise InputError(f"{file}: {error}") from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read {file}: {error}") from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NumpyPool, (self.path.absolute(), self.chunk_size)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def chunks(self) -> Iterator[Chunk]:
+        return self.chunks_from(0)
+
+    def chunks_from(self, start: int) -> Iterator[Chunk]:
+        """The chunks from row ``start`` on."""
+        for file, (first, stop) in zip(self.files, pairwise(self._starts.tolist()), strict=True):
+            if stop > start:
+                for chunk in self._open(file).chunks_from(max(start - first, 0)):
+                    yield Chunk(first + chunk.start, self._convert(chunk.x))
+
+    def take(self, index: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
+        position = _positions(index, len(self))
+        if len(position) == 0:
+            return next(self.chunks()).x[:0]
+        number = np.searchsorted(self._starts, position, side="right") - 1
+        parts = [
+            self._open(self.files[one]).take(position[number == one] - self._starts[one])
+            for one in np.unique(number).tolist()
+        ]
+        rows = self._convert(torch.cat(parts))
+        out = torch.empty_like(rows)
+        out[torch.from_numpy(np.argsort(number, kind="stable"))] = rows
+        return out
+
+    def _convert(self, rows: Tensor) -> Tensor:
+        return rows.double() if self._double else rows
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Rows ``start`` to ``stop`` of a pool, as a pool; sent to another process, it takes no others along.
+
+    Attributes
+    ----------
+    held_from : the position of the first row of ``pool``, where that is itself but a part.
+
+    >>> part = Part(as_pool(np.arange(10.0)[:, None]), 3, 6)
+    >>> len(part), part.take([0]).tolist(), [chunk.start for chunk in part.chunks()]
+    (3, [[3.0]], [0])
+    """
+
+    pool: Pool
+    start: int
+    stop: int
+    held_from: int = 0
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        pool, held_from = self.pool, self.held_from
+        if isinstance(pool, ArrayPool) and _place_in_file(pool.rows) is None:
+            rows = pool.rows[self.start - held_from : self.stop - held_from]
+            pool, held_from = ArrayPool(rows, pool.chunk_size), self.start
+        return Part, (pool, self.start, self.stop, held_from)
+
+    def chunks(self) -> Iterator[Chunk]:
+        begin, end = self.start - self.held_from, self.stop - self.held_from
+        # Pools that can begin in the middle need not read what comes before.
+        seek = getattr(self.pool, "chunks_from", None)
+        for chunk in self.pool.chunks() if seek is None else seek(begin):
+            low, high = max(begin, chunk.start), min(end, chunk.start + len(chunk))
+            if low < high:
+                yield Chunk(low - begin, chunk.x[low - chunk.start : high - chunk.start])
+            if high == end:
+                return
+
+    def take(self, index: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
+        return self.pool.take(_positions(index, len(self)) + self.start - self.held_from)
 
 
 class ArrowPool:
@@ -97,8 +266,8 @@ class ArrowPool:
         if chunk_size < 1:
             raise InputError(f"chunk_size is {chunk_size}, expected at least 1")
         files = _data_files(self.path)
-        kind = "parquet" if files[0].suffix.lower() in _PARQUET else "ipc"
-        names = [str(file) for file in files]
+        self._format = kind = "parquet" if files[0].suffix.lower() in _PARQUET else "ipc"
+        self._files = names = [str(file) for file in files]
         try:
             parts = pa.dataset.dataset(names, format=kind).get_fragments()
             # One schema for all files: a column may hold integers in one and fractions in the next.
@@ -131,21 +300,35 @@ class ArrowPool:
     def __len__(self) -> int:
         return int(self._fragment_starts[-1])
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ArrowPool, (self.path.absolute(), self.columns, self.chunk_size)
+
     def chunks(self) -> Iterator[Chunk]:
-        start = 0
+        return self.chunks_from(0)
+
+    def chunks_from(self, start: int) -> Iterator[Chunk]:
+        """The chunks from the file on that holds row ``start``."""
+        import pyarrow as pa
+        import pyarrow.dataset
+
+        file = min(int(np.searchsorted(self._fragment_starts, start, side="right")) - 1, len(self._files) - 1)
+        dataset = self._dataset
+        if file:
+            dataset = pa.dataset.dataset(self._files[file:], format=self._format, schema=dataset.schema)
+        first = int(self._fragment_starts[file])
         # Little readahead: the default keeps gigabytes of decoded batches in flight.
-        batches = self._dataset.to_batches(
+        batches = dataset.to_batches(
             columns=self.columns, batch_size=self.chunk_size, batch_readahead=2, fragment_readahead=1
         )
         for batch in batches:
             if batch.num_rows:
-                yield Chunk(start, self._to_tensor(batch))
-                start += batch.num_rows
+                # Rows before the first one wanted need not be converted.
+                if first + batch.num_rows > start:
+                    yield Chunk(first, self._to_tensor(batch))
+                first += batch.num_rows
 
     def take(self, index: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
-        position = np.asarray(index, dtype=np.int64)
-        if len(position) and not 0 <= position.min() <= position.max() < len(self):
-            raise IndexError(f"positions {position.min()} to {position.max()} in a pool of {len(self)} rows")
+        position = _positions(index, len(self))
         order = np.argsort(position, kind="stable")
         parts = []
         fragments = self._dataset.get_fragments()
@@ -167,6 +350,14 @@ class ArrowPool:
         return as_float(np.stack(columns, axis=1))
 
 
+def _positions(index: Sequence[int] | npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+    """Positions in a pool of ``size`` rows as an array, checked."""
+    position = np.asarray(index, dtype=np.int64)
+    if len(position) and not 0 <= position.min() <= position.max() < size:
+        raise IndexError(f"positions {position.min()} to {position.max()} in a pool of {size} rows")
+    return position
+
+
 _PARQUET = (".parquet", ".pq")
 _ARROW = (".arrow", ".feather", ".ipc")
 
@@ -185,7 +376,7 @@ def _data_files(path: Path) -> list[Path]:
         return [path]
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in _PARQUET + _ARROW)
     if not files:
-        raise InputError(f"{path} holds no file ending in {endings}")
+        raise InputError(f"{path} holds no file ending in .npy, {endings}")
     if len({file.suffix.lower() in _PARQUET for file in files}) > 1:
         raise InputError(f"{path} mixes Parquet and Arrow files; put each kind in a folder of its own")
     return files
@@ -204,7 +395,8 @@ def as_float(rows: Tensor | npt.NDArray[Any]) -> Tensor:
 
 
 def as_pool(source: PoolLike | Any, columns: Sequence[str] | None = None) -> Pool:
-    """Make a pool of an array, a tensor, a data frame, or the path of a ``.npy``, Parquet or Arrow file.
+    """Make a pool of an array, a tensor, a data frame, a Ray Dataset, or the path of a ``.npy``, Parquet or
+    Arrow file or of a folder of one of these.
 
     >>> len(as_pool([[0.0, 1.0], [2.0, 3.0]]))
     2
@@ -217,7 +409,19 @@ def as_pool(source: PoolLike | Any, columns: Sequence[str] | None = None) -> Poo
                 return ArrayPool(np.load(source, mmap_mode="r"))
             except (OSError, ValueError) as error:
                 raise InputError(f"cannot read {source}: {error}") from None
+        if Path(source).is_dir():
+            endings = {file.suffix.lower() for file in Path(source).iterdir()}
+            if ".npy" in endings and endings.intersection(_PARQUET + _ARROW):
+                raise InputError(
+                    f"{source} mixes .npy with other files of data; put each kind in its own folder"
+                )
+            if ".npy" in endings:
+                return NumpyPool(source)
         return ArrowPool(source, columns)
+    if type(source).__module__.startswith("ray.data."):
+        from coresift.engines.ray import DatasetPool
+
+        return DatasetPool(source, columns)
     if isinstance(source, Tensor):
         return ArrayPool(source.detach())
     if isinstance(source, np.ma.MaskedArray):
@@ -227,9 +431,10 @@ def as_pool(source: PoolLike | Any, columns: Sequence[str] | None = None) -> Poo
 
 def read(pool: Pool, size: int = BLOCK) -> Iterator[Chunk]:
     """The first reading of a pool: `blocks`, with every row checked to be finite and a progress bar."""
+    first = pool.start if isinstance(pool, Part) else 0
     with progress_bar("reading the pool", len(pool)) as advance:
         for block in blocks(pool, size):
-            check_finite(block.x, block.start)
+            check_finite(block.x, first + block.start)
             yield block
             advance(len(block))
 
@@ -253,3 +458,24 @@ def blocks(pool: Pool, size: int = BLOCK) -> Iterator[Chunk]:
             count += len(rows)
     if held:
         yield Chunk(start, torch.cat(held))
+
+
+def keep_rows(parts: Iterable[Tensor], size: int, memory: int | None = None) -> ArrayPool:
+    """Rows that are computed part by part, ``size`` in all, as a pool.
+
+    They are kept in memory; or, if they are on a CPU and more than a quarter of ``memory`` bytes, in a
+    temporary file.
+
+    >>> keep_rows([torch.zeros(2, 3), torch.ones(1, 3)], 3).rows.shape
+    torch.Size([3, 3])
+    """
+    iterator = iter(parts)
+    first = next(iterator)
+    if memory is None or first.is_cuda or size * first[0].nbytes <= memory // 4:
+        return ArrayPool(torch.cat([first, *iterator]))
+    with tempfile.TemporaryFile(prefix="coresift-") as file:
+        for part in chain([first], iterator):
+            file.write(np.ascontiguousarray(part.numpy()).data)
+        file.flush()
+        shape = (size, *first.shape[1:])
+        return ArrayPool(np.memmap(file, first.numpy().dtype, "r", 0, shape))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coresift.checks import check_budget, check_finite, check_memory, check_probabilities, check_shape
 from coresift.models.base import Posterior
+from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.models.network import at_the_last_layer
 from coresift.models.samples import ClassSamples, GaussianSamples
 from coresift.pool import Pool, PoolLike, as_float, as_pool
@@ -33,11 +34,14 @@ from coresift.spaces.fisher import fisher_space
 from coresift.spaces.gradient import badge_space
 from coresift.spaces.likelihood import default_num_samples, likelihood_space
 from coresift.spaces.predictive import predictive_space
+from coresift.spaces.storage import as_bytes
 from coresift.types import Batch, InputError, make_generator
 
 DEFAULT = "predictive-lcmd"
 # Numbers for each point that distances between predictions are measured with, at most.
 _DIMENSIONS = 512
+# What spaces that are kept in memory whole take for each point, at least.
+_BYTES_IN_MEMORY = 80
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,19 @@ class Strategy:
         return self.selector.select(space, budget, pending=pending, exclude=exclude, seed=problem.generator)
 
 
+def _check_room(problem: Problem, instead: str) -> None:
+    """Raise where a space that is kept in memory whole would not fit."""
+    needed = _BYTES_IN_MEMORY * len(problem.pool)
+    if problem.memory is not None and needed > problem.memory // 2:
+        raise InputError(
+            f"this needs {as_bytes(needed)} and more for {len(problem.pool):,} points, too much for "
+            f"{as_bytes(problem.memory)}; {instead}"
+        )
+
+
 def _likelihood(problem: Problem, centred: bool = False) -> Space:
+    if problem.exact and isinstance(problem.posterior, LinearPosterior | NormalInverseGammaPosterior):
+        _check_room(problem, "pass exact=False for sampled vectors, which go to a file")
     return likelihood_space(
         problem.posterior,
         problem.pool,
@@ -116,6 +132,7 @@ def _centred(problem: Problem) -> Space:
 
 
 def _fisher(problem: Problem) -> Space:
+    _check_room(problem, "try 'acs-fw' or 'predictive-lcmd'")
     return fisher_space(
         problem.posterior,
         problem.pool,
@@ -142,12 +159,14 @@ def _projected_predictive(problem: Problem) -> Space:
 
 
 def _features(problem: Problem) -> Space:
+    _check_room(problem, "try 'predictive-lcmd'")
     if problem.features is not None:
         return feature_space(None, problem.features, problem.labelled_features)
     return feature_space(problem.posterior_or_none, problem.pool, problem.labelled)
 
 
 def _badge(problem: Problem) -> Space:
+    _check_room(problem, "try 'predictive-lcmd'")
     return badge_space(
         problem.posterior, problem.pool, problem.labelled, problem.features, problem.labelled_features
     )
@@ -236,6 +255,8 @@ def select(
     num_samples: int | None = None,
     exact: bool = True,
     memory: int | str | None = None,
+    engine: Literal["ray"] | None = None,
+    num_workers: int | None = None,
     seed: int = 0,
 ) -> Batch:
     """Choose which points to label next.
@@ -264,6 +285,8 @@ def select(
     exact : ``False`` samples the likelihood space of linear models too, which has a closed form.
     memory : how much the process may hold, such as "2GB" or a number of bytes; the vectors of larger pools
         then go to a temporary file. No limit by default.
+    engine, num_workers : "ray" shares the pool among so many workers of a cluster, one for each CPU by
+        default; see docs/cluster.md.
     seed : the same seed gives the same batch.
 
     >>> probs_K_N_C = torch.softmax(torch.randn(20, 100, 3, generator=torch.Generator().manual_seed(0)), -1)
@@ -283,7 +306,11 @@ def select(
         raise InputError(
             "features= and labelled= go with labelled_features=, the same features of those points"
         )
-    posterior, source, known = at_the_last_layer(posterior, source, known)
+    if engine not in (None, "ray"):
+        raise InputError(f"engine is {engine!r}, expected 'ray', or None for this process alone")
+    limit = check_memory(memory, len(source))
+    if engine is None:  # else the workers apply a network themselves
+        posterior, source, known = at_the_last_layer(posterior, source, known, limit)
     problem = Problem(
         pool=source,
         posterior_or_none=posterior,
@@ -293,7 +320,7 @@ def select(
         num_samples=default_num_samples(budget) if num_samples is None else num_samples,
         generator=make_generator(seed),
         exact=exact,
-        memory=check_memory(memory, len(source)),
+        memory=limit,
     )
     if (
         isinstance(problem.num_samples, bool)
@@ -301,6 +328,10 @@ def select(
         or problem.num_samples < 2
     ):
         raise InputError(f"num_samples is {num_samples!r}, expected a whole number of at least 2")
+    if engine == "ray":
+        from coresift.engines.ray import select_on_ray
+
+        return select_on_ray(method, problem, budget, pending, exclude, num_workers=num_workers)
     return method.run(problem, budget, pending, exclude)
 
 

@@ -12,7 +12,7 @@ from torch.distributions import Distribution, Independent, Normal
 
 from coresift.models.base import LastLayerPosterior, Posterior
 from coresift.models.samples import mixture
-from coresift.pool import ArrayPool, Pool, as_pool, read
+from coresift.pool import ArrayPool, Pool, as_pool, keep_rows, read
 from coresift.types import InputError
 
 
@@ -58,12 +58,11 @@ class NetworkPosterior:
     def predictive(self, x: Tensor) -> Distribution:
         return self.head.predictive(self.features(x))
 
-    def map_pool(self, pool: Pool) -> ArrayPool:
-        """The pool as the last layer sees it: run through the network once, kept in memory."""
-        return ArrayPool(self._map(pool))
-
-    def _map(self, pool: Pool) -> Tensor:
-        return torch.cat([self.features(block.x) for block in read(pool, 1024)])
+    def map_pool(self, pool: Pool, memory: int | None = None) -> ArrayPool:
+        """The pool as the last layer sees it: run through the network once, and kept in memory or, if that is
+        more than a quarter of ``memory`` bytes, in a temporary file.
+        """
+        return keep_rows((self.features(block.x) for block in read(pool, 1024)), len(pool), memory)
 
     @property
     def _last_layer(self) -> LastLayerPosterior:
@@ -134,9 +133,11 @@ def _joined(each: list[Distribution], join: Callable[[list[Tensor]], Tensor]) ->
     return Independent(normal, 1, validate_args=False) if each[0].event_shape else normal
 
 
-def at_the_last_layer(posterior: Any, pool: Pool, labelled: Tensor | None) -> tuple[Any, Pool, Tensor | None]:
+def at_the_last_layer(
+    posterior: Any, pool: Pool, labelled: Tensor | None, memory: int | None = None
+) -> tuple[Any, Pool, Tensor | None]:
     """A network's last layer on the network's features: the same problem, with its closed forms."""
     if not isinstance(posterior, NetworkPosterior):
         return posterior, pool, labelled
-    known = None if labelled is None else posterior._map(as_pool(labelled))
-    return posterior.head, posterior.map_pool(pool), known
+    known = None if labelled is None else torch.as_tensor(posterior.map_pool(as_pool(labelled)).rows)
+    return posterior.head, posterior.map_pool(pool, memory), known

@@ -39,14 +39,16 @@ class FrankWolfe(SparseApproximation):
             raise InputError(f"start is {self.start!r}, expected 'zero' or 'vertex'")
 
     def _fit(self, space: Space, target: Target) -> _FrankWolfeFit:
-        return _FrankWolfeFit(space, target, self.start)
+        return _FrankWolfeFit(space, target, self.start, self.tolerance)
 
 
 class _FrankWolfeFit:
     """L(w) and the two inner products that line search needs: <target, L(w)> and <L(w), L(w)>."""
 
-    def __init__(self, space: Space, target: Target, start: Literal["zero", "vertex"]) -> None:
-        self.space, self.target, self.start = space, target, start
+    def __init__(
+        self, space: Space, target: Target, start: Literal["zero", "vertex"], tolerance: float
+    ) -> None:
+        self.space, self.target, self.start, self.tolerance = space, target, start, tolerance
         self._sum = torch.zeros_like(target.coordinates)
         self._with_target = self._square = 0.0
         # True weights are these times the common factor, so that a step changes one number only.
@@ -69,7 +71,12 @@ class _FrankWolfeFit:
             self._ahead = []
         if not self._ahead and (self._weights or self.start == "zero"):
             found = search.foresee(
-                self.target.coordinates, self._sum, self._with_target, self._square, self.target.sigma
+                self.target.coordinates,
+                self._sum,
+                self._with_target,
+                self._square,
+                self.target.sigma,
+                self.tolerance,
             )
             self._ahead = found[::-1]
         self._search, self._stepped = search, False

@@ -139,7 +139,13 @@ class Search(ABC):
     def argmax(self, element: Tensor) -> int: ...
 
     def foresee(
-        self, target: Tensor, position: Tensor, with_target: float, square: float, sigma: float
+        self,
+        target: Tensor,
+        position: Tensor,
+        with_target: float,
+        square: float,
+        sigma: float,
+        tolerance: float,
     ) -> list[int]:
         """The winners of the next Frank-Wolfe steps, where it is quicker to find many at once.
 
@@ -148,6 +154,7 @@ class Search(ABC):
         target, position : coordinates of the target and of L(w).
         with_target, square : <target, L(w)> and <L(w), L(w)>.
         sigma : the sum of the norms of the target's points.
+        tolerance : the target is reached at this distance, relative to its length.
         """
         return []
 

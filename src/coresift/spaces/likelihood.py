@@ -11,7 +11,7 @@ from torch.distributions import Categorical, Distribution, Normal, StudentT, kl_
 from coresift.checks import check_finite, check_several
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
-from coresift.pool import Pool, as_pool
+from coresift.pool import Part, Pool, as_pool
 from coresift.spaces.base import Space
 from coresift.spaces.linear import linear_likelihood_space
 from coresift.spaces.storage import Columns, map_pool
@@ -102,11 +102,14 @@ def sampled_likelihood_space(
         first = posterior.conditional(row, theta)
         check_several(first.batch_shape[0])
         width = first.probs.shape[-1] if isinstance(first, Categorical) else first.event_shape.numel()
-        size = min(max(_WORKING_SET // (first.batch_shape[0] * width), 64), 8192)
+        # Some numbers are held several times over, in float64.
+        working_set = _WORKING_SET if memory is None else min(_WORKING_SET, memory // 512)
+        size = min(max(working_set // (first.batch_shape[0] * width), 64), 8192)
 
         def vectors(block: Chunk) -> Tensor:
             predictive, conditional = posterior.predictive(block.x), posterior.conditional(block.x, theta)
-            values = expected_log_likelihood(predictive, conditional, seed + block.start)
+            start = block.start + (source.start if isinstance(source, Part) else 0)
+            values = expected_log_likelihood(predictive, conditional, seed + start)
             if centred:
                 values = values - values.mean(0)
             return values / math.sqrt(len(values))

@@ -37,10 +37,18 @@ class ScanOnGPU(Scan):
         self._steps = FrankWolfeSteps(space.vectors, torch.empty_like(self._scale))
 
     def foresee(
-        self, target: Tensor, position: Tensor, with_target: float, square: float, sigma: float
+        self,
+        target: Tensor,
+        position: Tensor,
+        with_target: float,
+        square: float,
+        sigma: float,
+        tolerance: float,
     ) -> list[int]:
         torch.mul(self._scale, self.allowed.to(self._scale.device), out=self._steps.scale)
-        found = self._steps.run(target, position, with_target, square, sigma, self._num, self._once)
+        found = self._steps.run(
+            target, position, with_target, square, sigma, self._num, self._once, tolerance
+        )
         self._num = min(2 * self._num, _MOST)
         self.asked += len(found.index)
         self.made += len(found.index)

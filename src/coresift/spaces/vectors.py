@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -204,13 +204,13 @@ class Scanner:
         """The winner and `_LEADERS` points beside it; or only those too near to it to tell by rounded
         numbers, if a cosine is given that is ``likely`` to be close to the winner's.
         """
-        slack = self.space.resolution
+        tries = [partial(self._many, direction, masked=False), partial(self._many, direction, masked=True)]
         if likely is not None:
-            leaders = self._exact(*self._near(direction, likely - 2 * slack, masked=False))
-            if leaders is not None:
-                return leaders
-        for masked in (False, True):
-            leaders = self._exact(*self._many(direction, masked))
+            near = partial(self._near, direction, likely - 2 * self.space.resolution, masked=False)
+            tries = [near, near, *tries]
+        for look in tries:
+            leaders = self._exact(*look())
+            # Not where points stood in front that were taken out meanwhile, which is noted for the next time.
             if leaders is not None and float((direction @ leaders.units).max()) > leaders.bound:
                 return leaders
         leaders = self._exact(*self._near(direction, -torch.inf, masked=True))
