@@ -137,7 +137,7 @@ def main() -> None:
                 budget = 50 if size <= IN_MEMORY else 5
                 row = {"selector": name, "size": size, "dimensions": 10, "budget": budget}
                 note("size", {**row, **apart(f"one({name!r}, {size}, 10, {budget})")})
-        for budget in (10, 100, 1000, 5000):
+        for budget in (10, 100, 1000):
             row = {"selector": name, "size": 10**5, "dimensions": 100, "budget": budget}
             note("budget", {**row, **apart(f"one({name!r}, 100_000, 100, {budget})")})
         for dimensions in (3, 10, 30, 100, 300):

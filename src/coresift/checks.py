@@ -112,9 +112,10 @@ def check_memory(memory: int | str | None, size: int) -> int | None:
     """
     if memory is None:
         return None
-    words = re.fullmatch(r"([\d.]+) ?([KMGT]?)B?", str(memory).strip().upper())
+    words = re.fullmatch(r"([\d.]+(?:E\+?\d+)?) ?([KMGT]?)(I?)B?", str(memory).strip().upper())
     try:
-        limit = int(float(words[1]) * _UNITS[words[2]]) if words else 0
+        power = " KMGT".index(words[2] or " ") if words else 0
+        limit = int(float(words[1]) * (1024 if words[3] else 1000) ** power) if words else 0
     except ValueError:
         limit = 0
     if limit <= 0:
@@ -126,6 +127,3 @@ def check_memory(memory: int | str | None, size: int) -> int | None:
             f"memory is {memory!r}, but for a pool of {size:,} points it takes {least / 1e9:.1f} GB"
         )
     return limit
-
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

@@ -426,7 +426,8 @@ def as_pool(source: PoolLike | Any, columns: Sequence[str] | None = None) -> Poo
         return ArrayPool(source.detach())
     if isinstance(source, np.ma.MaskedArray):
         source = np.ma.filled(source.astype(np.float64), np.nan)  # which is then found and named
-    return ArrayPool(np.asarray(source))
+    # A memory map stays one.
+    return ArrayPool(source if isinstance(source, np.memmap) else np.asarray(source))
 
 
 def read(pool: Pool, size: int = BLOCK) -> Iterator[Chunk]:

@@ -308,6 +308,8 @@ def select(
         )
     if engine not in (None, "ray"):
         raise InputError(f"engine is {engine!r}, expected 'ray', or None for this process alone")
+    if num_workers is not None and engine is None:
+        raise InputError("num_workers= goes with engine='ray'")
     limit = check_memory(memory, len(source))
     if engine is None:  # else the workers apply a network themselves
         posterior, source, known = at_the_last_layer(posterior, source, known, limit)

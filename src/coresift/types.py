@@ -48,7 +48,7 @@ class Batch:
     pending_weights : likewise for pending points, in ascending order of their positions.
     residuals : (steps,) what the selector still had to explain after each step: the distance
         ``||L - L(w)||`` for Frank-Wolfe and its kin, until it stops falling; the covering radius for
-        K-Center.
+        K-Center. ``None`` where LCMD and K-Center made their steps on a GPU, many at a time.
     information : share of the pool's information that the batch and the pending points carry:
         ``1 - ||L - L(w)||^2 / ||L||^2`` with the best weights w >= 0 on them.
     """

@@ -177,7 +177,9 @@ class Shard:
         build, problem, part, state = self._recipe
         generator = torch.Generator()
         generator.set_state(_tensor(state))
-        posterior, pool, labelled = at_the_last_layer(problem.posterior_or_none, part, problem.labelled)
+        posterior, pool, labelled = at_the_last_layer(
+            problem.posterior_or_none, part, problem.labelled, problem.memory
+        )
         space = build(
             replace(problem, pool=pool, posterior_or_none=posterior, labelled=labelled, generator=generator)
         )

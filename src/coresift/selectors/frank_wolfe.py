@@ -54,10 +54,11 @@ class _FrankWolfeFit:
         # True weights are these times the common factor, so that a step changes one number only.
         self._weights: dict[int, float] = {}
         self._factor = 1.0
-        # Winners of the steps to come, the next one last, and whether the last one was stepped to.
+        # Winners of the steps to come, the next one last; the one that was asked for, and whether the step
+        # went there, and not to a twin or nowhere.
         self._ahead: list[int] = []
         self._search: Search | None = None
-        self._stepped = False
+        self._next, self._stepped = -1, False
 
     @property
     def residual(self) -> float:
@@ -80,10 +81,12 @@ class _FrankWolfeFit:
             )
             self._ahead = found[::-1]
         self._search, self._stepped = search, False
-        return self._ahead.pop() if self._ahead else search.argmax(self.target.coordinates - self._sum)
+        if not self._ahead:
+            return search.argmax(self.target.coordinates - self._sum)
+        self._next = self._ahead.pop()
+        return self._next
 
     def step(self, n: int, coordinates: Tensor) -> bool:
-        self._stepped = True
         sigma = self.target.sigma
         height = sigma / norm_of(self.space, n)  # the vertex is height * L_n
         vertex_target = height * inner_with(self.space, self.target.coordinates, n)
@@ -104,4 +107,5 @@ class _FrankWolfeFit:
         else:
             self._factor *= keep
         self._weights[n] = self._weights.get(n, 0.0) + gamma * height / self._factor
+        self._stepped = n == self._next
         return True

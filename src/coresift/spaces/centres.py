@@ -48,6 +48,7 @@ class Centres:
         self.space, self._allowed, self._all_allowed = space, allowed, bool(allowed.all())
         self.nearest, self.owner = self._room()
         self.sums = torch.zeros(0, dtype=torch.float64)
+        self._farthest: dict[int, tuple[float, int]] = {}  # of a centre, squared distance and point
         for coordinates, squares in space.anchors():
             self._add(coordinates, squares)
         for n in pending.tolist():
@@ -73,17 +74,34 @@ class Centres:
         """Make k elements of the space centres."""
         first = len(self.sums)
         self.sums = torch.cat([self.sums, torch.zeros(len(squares), dtype=torch.float64)])
-        for part, index, distance, centre in self._closer(coordinates, squares):
-            nearest, owner = self.nearest.part(part)[0], self.owner.part(part)[0]
+        for index, distance, centre in self._closer(coordinates, squares):
             if first:
-                self.sums.index_add_(0, owner[index].long().cpu(), -nearest[index].double().cpu())
-            distance = distance.to(nearest.dtype)
-            nearest[index], owner[index] = distance, (first + centre).to(owner.dtype)
-            self.sums.index_add_(0, first + centre.cpu(), distance.double().cpu())
+                before, owner = self.nearest.at(index)[0].cpu(), self.owner.at(index)[0].cpu()
+                self.sums.index_add_(0, owner.long(), -before.double())
+            self._keep(index, distance, first + centre)
+            kept = distance.to(self.nearest.dtype).double().cpu()
+            self.sums.index_add_(0, (first + centre).cpu(), kept)
+            if len(squares) == 1:
+                self._note_farthest(first, index.cpu(), kept)
 
-    def _closer(self, coordinates: Tensor, squares: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """For each block, the points (c,) that are closer to one of the new centres than to the old ones,
-        their squared distances, and to which of the k.
+    def _keep(self, index: Tensor, distance: Tensor, centre: Tensor) -> None:
+        """Points change hands."""
+        self.nearest.put(index, distance[None])
+        self.owner.put(index, centre[None])
+
+    def _note_farthest(self, centre: int, index: Tensor, distance: Tensor) -> None:
+        """Of a new centre's points, in ascending order, which is the farthest that may be chosen."""
+        if not self._all_allowed:
+            may = self._allowed.cpu()[index]
+            index, distance = index[may], distance[may]
+        if len(index):
+            place = int(distance.argmax())
+            if float(distance[place]) > self._farthest.get(centre, (0.0, 0))[0]:
+                self._farthest[centre] = float(distance[place]), int(index[place])
+
+    def _closer(self, coordinates: Tensor, squares: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The points (c,) that are closer to one of the new centres than to the old ones, their squared
+        distances, and to which of the k; in parts, in ascending order.
         """
         squares = squares.to(coordinates.device)
         for part, values in self.space.inner(coordinates):
@@ -92,12 +110,17 @@ class Centres:
             distance = torch.where(distance > SAME * scale, distance, 0.0)
             closest, centre = distance.min(0)
             index = (closest < self.nearest.part(part)[0]).nonzero()[:, 0]
-            yield part, index, closest[index], centre[index]
+            yield index + part.start, closest[index], centre[index]
 
     def farthest(self, centre: int | None = None) -> int | None:
         """The allowed point farthest from its centre, or from this one; ``None`` where all are at none of the
         distance. Ties go to the lower index.
         """
+        if centre in self._farthest:
+            # A cluster only loses points: its farthest is that for as long as it stays.
+            known = self._farthest[centre][1]
+            if int(self.owner.at(torch.tensor([known]))[0]) == centre:
+                return known
         best, where = 0.0, None
         for part, nearest, owner in self._blocks():
             if centre is None:
@@ -111,6 +134,8 @@ class Centres:
                 position = int(values.argmax())
                 best = float(values[position])
                 where = part.start + (position if index is None else int(index[position]))
+        if centre is not None and where is not None:
+            self._farthest[centre] = best, where
         return where
 
     def draw(self, share: float) -> int | None:
@@ -163,6 +188,7 @@ class VectorCentres(Centres):
 
     def __init__(self, space: VectorSpace, allowed: Tensor, pending: Index) -> None:
         self.unit = space.unit
+        self._working_set = _WORKING_SET if isinstance(space.columns, InMemory) else _WORKING_SET // 16
         self._places: list[Tensor] = []  # (J, k) the centres
         self._out = torch.empty(space.columns.block, dtype=space.columns.dtype, device=space.device)
         self.looked_at = self.passed_over = 0  # distances that were computed, and that need not be
@@ -171,51 +197,71 @@ class VectorCentres(Centres):
     def _room(self) -> tuple[Columns, Columns]:
         nearest = new_like(self.space.columns, 1, torch.float32)
         owner = new_like(self.space.columns, 1, torch.int32)
+        # What a point's squared norm, less rounding, has over its distance: all that a scan needs of the two.
+        self._margin = new_like(self.space.columns, 1, self.space.columns.dtype)
         for part in nearest.parts():
             nearest.part(part).fill_(torch.inf)
             owner.part(part).zero_()
+            self._margin.part(part).fill_(-torch.inf)
         return nearest, owner
 
-    def _closer(self, coordinates: Tensor, squares: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        space = self.space
+    def _keep(self, index: Tensor, distance: Tensor, centre: Tensor) -> None:
+        super()._keep(index, distance, centre)
+        self._margin.put(index, self.space.sizes.at(index)[1:] * (1 - self._slack) - distance.float())
+
+    @property
+    def _slack(self) -> float:
+        """Rounding of a distance, relative to the squared norms."""
+        return 4 * self.space.resolution
+
+    def _closer(self, coordinates: Tensor, squares: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        space, unit = self.space, self.unit
         reach = self._reach(coordinates)
         direction, length = space.direction(coordinates)
-        scaled = (-2 * length / self.unit**2).to(direction)
-        squares = squares / self.unit**2
-        slack, highest = 4 * space.resolution, float(squares.max())
+        scaled = (-2 * length / unit**2).to(direction)
+        squares = squares / unit**2
+        least = (1 - self._slack) * squares.to(direction)
+        found: list[tuple[Tensor, Tensor]] = []
         for part in space.columns.parts():
-            vectors, sizes = space.columns.part(part), space.sizes.part(part)
-            nearest, owner = self.nearest.part(part)[0], self.owner.part(part)[0]
+            vectors, margin = space.columns.part(part), self._margin.part(part)[0]
             near: Tensor | None = None
             if reach is not None:
-                near = where_below(reach[owner.long()].sub_(nearest))
+                near = where_below(reach[self.owner.part(part)[0].long()].sub_(self.nearest.part(part)[0]))
                 self.looked_at += len(near)
-                self.passed_over += len(nearest) - len(near)
-                if len(near) == 0:
-                    continue
-                if 4 * len(near) < len(nearest):
-                    vectors, sizes, nearest = vectors[:, near], sizes[:, near], nearest[near]
+                self.passed_over += len(margin) - len(near)
+                if 4 * len(near) < len(margin):
+                    vectors, margin = vectors[:, near], margin[near]
                 else:
                     near = None
-            # What a point gains, up to rounding; only those are looked at again, in float64.
+            # The distance less the one there is, up to rounding: where it is below zero, a closer look.
             if len(direction) == 1:
-                gain = torch.mv(vectors.mT, direction[0], out=self._out[: vectors.shape[1]])
-                gain.mul_(scaled[0, 0])
+                out, by = self._out[: len(margin)], float(scaled[0, 0])
+                gain = torch.addmv(margin, vectors.mT, direction[0], alpha=by, out=out)
+                index = where_below(gain, -float(least[0]))
             else:
-                gain = torch.addmm(squares[:, None].to(direction), scaled * direction, vectors).min(0).values
-            gain.add_(sizes[1], alpha=1 - slack)
-            if len(direction) == 1:
-                gain.add_(float(squares[0]))
-            gain.sub_(nearest).sub_(slack * highest)
-            index = where_below(gain)
-            if len(index) == 0:
-                continue
-            for some in torch.split(index, max(_WORKING_SET // len(vectors), 1024)):
-                closest, centre = self._exact(vectors[:, some], coordinates, squares).min(0)
-                closer = closest.float() < nearest[some]
-                found = some[closer]
-                yield part, found if near is None else near[found], closest[closer], centre[closer]
+                index = where_below(
+                    torch.addmm(least[:, None], scaled * direction, vectors).min(0).values.add_(margin)
+                )
+            if len(index):
+                position = (index if near is None else near[index]) + part.start
+                found.append((position, vectors[:, index]))
+            if sum(taken.numel() for _, taken in found) > self._working_set:
+                yield from self._decided(found, coordinates, squares)
+                found = []
+        if found:
+            yield from self._decided(found, coordinates, squares)
         self._places.append(coordinates.mT)
+
+    def _decided(
+        self, found: list[tuple[Tensor, Tensor]], coordinates: Tensor, squares: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Those of some points that are closer in truth, by distances in float64."""
+        positions, columns = torch.cat([one for one, _ in found]), torch.cat([one for _, one in found], 1)
+        size = max(self._working_set // len(columns), 1024)
+        for index, vectors in zip(torch.split(positions, size), torch.split(columns, size, 1), strict=True):
+            closest, centre = self._exact(vectors, coordinates, squares).min(0)
+            closer = closest.float() < self.nearest.at(index)[0]
+            yield index[closer], closest[closer], centre[closer]
 
     def _exact(self, vectors: Tensor, coordinates: Tensor, squares: Tensor) -> Tensor:
         """(k, c) squared distances in float64, of vectors (J, c) and centres (k, J)."""

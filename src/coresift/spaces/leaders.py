@@ -17,6 +17,10 @@ _MOST_LEADERS, _MOST_SCANS = 4096, 64
 # How far back, in winners asked for, a scan that was saved is a reason to look for many leaders, and how
 # often to try it all the same.
 _TRIALS, _RETRY = 8, 64
+# Cosines in float64 that differ by less are the same: those of copies depend on where they stand in a sum.
+TIED = 1e-13
+# Leaders of a scan that was not asked for many, as a rule.
+_FEW = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,20 +81,23 @@ class Scan(Search):
         self.made += 1
         many = known is None or any(self._of_use) or self.asked % _RETRY == 0
         leaders = self._scan(direction, None if many or known is None else known[1])
+        if not any(self._of_use):  # many leaders were of no use, and would only be looked at again and again
+            self._past = [(before, one) for before, one in self._past if len(one.index) <= _FEW]
         self._past.append((direction, leaders))
         kept = sum(len(one.index) for _, one in self._past)
         while len(self._past) > 1 and (len(self._past) > _MOST_SCANS or kept > _MOST_LEADERS):
             kept -= len(self._past.pop(0)[1].index)
         self._index = torch.cat([one.index for _, one in self._past])
         self._units = torch.cat([one.units for _, one in self._past], 1)
-        return _best(leaders.index, leaders.units, direction)[0]
+        return best(leaders.index, direction @ leaders.units)[0]
 
     def _known(self, direction: Tensor) -> tuple[int, float] | None:
         """The best of all leaders that are still allowed, and its cosine."""
         if not self._past:
             return None
-        still = self.allowed[self._index]
-        return _best(self._index[still], self._units[:, still], direction) if bool(still.any()) else None
+        cosines = torch.where(self.allowed[self._index], direction @ self._units, -torch.inf)
+        known = best(self._index, cosines)
+        return known if known[1] > -math.inf else None
 
     def _bound(self, direction: Tensor) -> float:
         """The largest cosine that a point outside the leaders can have."""
@@ -104,8 +111,7 @@ class Scan(Search):
         return least
 
 
-def _best(index: Tensor, units: Tensor, direction: Tensor) -> tuple[int, float]:
-    """The point with the largest cosine, ties to the lower index, and that cosine."""
-    cosines = direction @ units
+def best(index: Tensor, cosines: Tensor) -> tuple[int, float]:
+    """The point with the largest cosine (k,), ties to the lower index, and that cosine."""
     top = float(cosines.max())
-    return int(index[cosines == top].min()), top
+    return int(index[cosines >= top - TIED].min()), top

@@ -11,7 +11,7 @@ from torch.distributions import Categorical, Distribution, Normal, StudentT, kl_
 from coresift.checks import check_finite, check_several
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
-from coresift.pool import Part, Pool, as_pool
+from coresift.pool import BLOCK, Part, Pool, as_pool
 from coresift.spaces.base import Space
 from coresift.spaces.linear import linear_likelihood_space
 from coresift.spaces.storage import Columns, map_pool
@@ -20,7 +20,7 @@ from coresift.special import student_t_entropy
 from coresift.types import Chunk, InputError
 
 # Numbers held at a time while a block of points is mapped.
-_WORKING_SET = 2**22
+_WORKING_SET = 2**20
 # Outcomes drawn for a pair of distributions whose divergence has no formula.
 _NUM_OUTCOMES = 256
 
@@ -102,9 +102,8 @@ def sampled_likelihood_space(
         first = posterior.conditional(row, theta)
         check_several(first.batch_shape[0])
         width = first.probs.shape[-1] if isinstance(first, Categorical) else first.event_shape.numel()
-        # Some numbers are held several times over, in float64.
-        working_set = _WORKING_SET if memory is None else min(_WORKING_SET, memory // 512)
-        size = min(max(working_set // (first.batch_shape[0] * width), 64), 8192)
+        # A power of two: a part of a pool that begins at a multiple of 8192 is then cut at the same points.
+        size = 2 ** int(math.log2(min(max(_WORKING_SET // (first.batch_shape[0] * width), 64), BLOCK)))
 
         def vectors(block: Chunk) -> Tensor:
             predictive, conditional = posterior.predictive(block.x), posterior.conditional(block.x, theta)

@@ -22,8 +22,9 @@ _FIRST, _MOST = 32, 512
 
 def has_kernels(space: VectorSpace) -> bool:
     """Whether the kernels can be used: for float32 on a GPU, with Triton."""
-    on_gpu = space.device.type == "cuda" and space.columns.dtype == torch.float32
-    return on_gpu and find_spec("triton") is not None
+    if space.device.type != "cuda" or space.columns.dtype != torch.float32:
+        return False
+    return space.vectors.is_contiguous() and find_spec("triton") is not None
 
 
 class ScanOnGPU(Scan):
@@ -52,7 +53,7 @@ class ScanOnGPU(Scan):
         self._num = min(2 * self._num, _MOST)
         self.asked += len(found.index)
         self.made += len(found.index)
-        self.space.columns_at(found.index)  # all at once: the host asks for them one by one
+        self.space.fetch(found.index)  # all at once: the host asks for them one by one
         return [int(n) for n in found.index.tolist()]
 
 
@@ -74,6 +75,9 @@ class CentresOnGPU(VectorCentres):
         )
         index = steps.run(num, largest_cluster)
         self.nearest.values[0] = steps.nearest / square
+        everything = torch.arange(len(self.space), device=device)
+        self._keep(everything, self.nearest.values[0].clone(), self.owner.values[0].clone())
+        self._farthest.clear()
         self.sums = (steps.sums[: steps.count] / square).cpu()
         self._places.append(self.space.columns_at(index))
         return [int(n) for n in index.tolist()]

@@ -20,6 +20,8 @@ from coresift.types import Chunk, InputError
 
 # Columns of a block in memory: what is computed from one stays in the second-level cache.
 BLOCK = 65536
+# Bytes that the libraries take, and that each point takes beside its vector: norms, masks and distances.
+_BESIDE, LIBRARIES = 30, 400_000_000
 # On a GPU a block is there to bound temporaries only.
 _BLOCK_ON_GPU = 2**22
 
@@ -56,6 +58,10 @@ class Columns(ABC):
     def at(self, index: Tensor) -> Tensor:
         """(R, k) a copy of the columns ``index``."""
 
+    @abstractmethod
+    def put(self, index: Tensor, values: Tensor) -> None:
+        """Set the columns ``index`` to values (R, k)."""
+
     def write(self, start: int, values: Tensor) -> None:
         """Put columns (R, n) at ``start``."""
         stop = start + values.shape[1]
@@ -79,6 +85,9 @@ class InMemory(Columns):
     def at(self, index: Tensor) -> Tensor:
         return self.values[:, index.to(self.device)]
 
+    def put(self, index: Tensor, values: Tensor) -> None:
+        self.values[:, index.to(self.device)] = values.to(self.values)
+
 
 class OnDisk(Columns):
     """Columns in a temporary file without a name, which is gone with the process whatever happens to it.
@@ -89,7 +98,7 @@ class OnDisk(Columns):
 
     Parameters
     ----------
-    block : columns of a block; a multiple of 1024 keeps blocks at the borders of pages.
+    block : columns of a block; a number that keeps blocks at the borders of pages, such as multiples of 1024.
     """
 
     device = torch.device("cpu")
@@ -104,7 +113,10 @@ class OnDisk(Columns):
                 f"the pool's vectors need {as_bytes(needed)} of disk, and {tempfile.gettempdir()} has "
                 f"{as_bytes(free)} free; set TMPDIR to a folder with more, or ask for fewer num_samples"
             )
-        os.truncate(self._file.fileno(), needed)
+        if hasattr(os, "posix_fallocate"):  # a disk that fills up later would end the process
+            os.posix_fallocate(self._file.fileno(), 0, needed)
+        else:
+            os.truncate(self._file.fileno(), needed)
 
     def part(self, part: slice) -> Tensor:
         rows, num = self.shape[0], part.stop - part.start
@@ -114,13 +126,21 @@ class OnDisk(Columns):
 
     def at(self, index: Tensor) -> Tensor:
         found = torch.empty(self.shape[0], len(index), dtype=self.dtype)
+        for here, columns, place in self._by_block(index):
+            found[:, here] = columns[:, place]
+        return found
+
+    def put(self, index: Tensor, values: Tensor) -> None:
+        for here, columns, place in self._by_block(index):
+            columns[:, place] = values[:, here].to(columns)
+
+    def _by_block(self, index: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """For each block, which of ``index`` lie in it, its columns, and their places there."""
         block = index // self.block
         for number in sorted(set(block.tolist())):
-            here = block == number
-            first = number * self.block
-            part = slice(first, min(first + self.block, len(self)))
-            found[:, here] = self.part(part)[:, index[here] - first]
-        return found
+            first, here = number * self.block, block == number
+            columns = self.part(slice(first, min(first + self.block, len(self))))
+            yield here, columns, index[here] - first
 
 
 def map_pool(
@@ -130,7 +150,7 @@ def map_pool(
     memory: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> Columns:
-    """Read a pool and keep a vector for each point: in memory, or on disk if they would fill half of it.
+    """Read a pool and keep a vector for each point: in memory, or on disk if they do not fit there.
 
     Parameters
     ----------
@@ -144,8 +164,8 @@ def map_pool(
         values = vectors(chunk)
         kind, device = dtype or values.dtype, values.device
         if columns is None:
-            needed = len(values) * len(pool) * kind.itemsize
-            if memory is None or needed <= memory // 2 or device.type != "cpu":
+            needed = (len(values) * kind.itemsize + _BESIDE) * len(pool) + LIBRARIES
+            if memory is None or needed <= memory or device.type != "cpu":
                 columns = InMemory(torch.empty(len(values), len(pool), dtype=kind, device=device))
             else:
                 columns = OnDisk(
@@ -194,14 +214,15 @@ def new_like(like: Columns, rows: int, dtype: torch.dtype) -> Columns:
 
 def _block_on_disk(width: int, memory: int) -> int:
     """Columns of ``width`` bytes that fill a small share of the memory."""
-    return min(max(memory // 32 // width // 1024, 1) * 1024, BLOCK)
+    page = max(mmap.ALLOCATIONGRANULARITY // 4, 1024)  # in numbers of four bytes
+    return min(max(memory // 32 // width // page, 1) * page, BLOCK)
 
 
-def where_below(values: Tensor) -> Tensor:
-    """(c,) the positions of values (n,) below zero."""
+def where_below(values: Tensor, bound: float = 0.0) -> Tensor:
+    """(c,) the positions of values (n,) below a bound."""
     if values.is_cuda:
-        return (values < 0).nonzero()[:, 0]
-    return torch.from_numpy((values.numpy() < 0).nonzero()[0])  # several times as quick where few are
+        return (values < bound).nonzero()[:, 0]
+    return torch.from_numpy((values.numpy() < bound).nonzero()[0])  # several times as quick where few are
 
 
 def where_equal(values: Tensor, value: int) -> Tensor:

@@ -13,16 +13,15 @@ from torch import Tensor
 from coresift.checks import check_finite
 from coresift.spaces.base import ANCHORS, Space
 from coresift.spaces.centres import VectorCentres
-from coresift.spaces.leaders import Leaders, Scan
+from coresift.spaces.leaders import TIED, Leaders, Scan, best
 from coresift.spaces.on_gpu import CentresOnGPU, ScanOnGPU, has_kernels
 from coresift.spaces.storage import Columns, InMemory, new_like, where_below
 from coresift.types import Index, InputError
 
 # Leading points that a scan keeps.
 _LEADERS = 512
-# Points so close to the winner that rounding may have put them behind it, at most; of more, as in a pool of
-# copies of one point, the first is as good.
-_MOST_LEADERS = 65536
+# Points so close to the winner that rounding may have put them behind it, looked at together.
+_MOST_LEADERS = 4096
 
 
 class ColumnSpace(Space):
@@ -82,7 +81,7 @@ class VectorSpace(ColumnSpace):
         if labelled is not None and (labelled.ndim != 2 or len(labelled) != shape[0]):
             raise InputError(f"labelled vectors have shape {tuple(labelled.shape)}, expected ({shape[0]}, M)")
         self.columns = InMemory(vectors) if isinstance(vectors, Tensor) else vectors
-        self.labelled = None if labelled is None else labelled.cpu()
+        self.labelled = None if labelled is None or labelled.shape[1] == 0 else labelled.cpu()
         self.device = self.columns.device
         # Two rows beside the vectors: one over the norm, or zero, and the squared norm; in units of about the
         # largest norm, since squares of large numbers are too large for float32.
@@ -95,14 +94,14 @@ class VectorSpace(ColumnSpace):
             total += block.sum(1)
             norms = block.square().sum(0).sqrt()
             self._norm_total += float(norms.sum())
-            self.sizes.part(part)[1] = norms
+            self.sizes.part(part)[1] = norms.clamp(max=torch.finfo(self.sizes.dtype).max)
             largest = max(largest, float(norms.max()))
         # A power of two: what is rounded to float32 is then the same in any unit, as in parts of the pool.
         self.unit = 2.0 ** min(max(math.ceil(math.log2(largest)) if largest > 0 else 0, -100), 100)
         for part in self.columns.parts():
             sizes = self.sizes.part(part)
             sizes[1] /= self.unit
-            sizes[0] = torch.where(sizes[1] > 0, 1 / sizes[1], 0.0)
+            sizes[0] = torch.where(sizes[1] > 0, 1 / sizes[1], 0.0).clamp_(max=torch.finfo(sizes.dtype).max)
             sizes[1] *= sizes[1].clone()
         self._total, self._fetched = total.cpu(), dict[int, Tensor]()
         # A sum of J products, each rounded, and its two factors.
@@ -144,17 +143,15 @@ class VectorSpace(ColumnSpace):
         return self._total
 
     def columns_at(self, index: Tensor) -> Tensor:
-        if self.device.type != "cuda":
-            return self.columns.at(index).double()
-        # A GPU answers slowly to single questions: those about points it has just found are asked together.
-        positions = index.tolist()
-        if not all(n in self._fetched for n in positions):
-            self._fetched |= zip(positions, self.columns.at(index).cpu().double().unbind(1), strict=True)
-        return (
-            torch.stack([self._fetched[n] for n in positions], 1)
-            if positions
-            else self._total[:, None][:, :0]
-        )
+        positions = index.tolist() if self._fetched else []
+        if not positions or not all(n in self._fetched for n in positions):
+            return self.columns.at(index).cpu().double()
+        return torch.stack([self._fetched[n] for n in positions], 1)
+
+    def fetch(self, index: Tensor) -> None:
+        """Have the vectors of some points at hand: a GPU answers slowly to single questions."""
+        columns = self.columns.at(index).cpu().double()
+        self._fetched = dict(zip(index.tolist(), columns.unbind(1), strict=True))
 
     def inner(self, element: Tensor) -> Iterator[tuple[slice, Tensor]]:
         direction, length = self.direction(element)
@@ -222,20 +219,34 @@ class Scanner:
         """Points above ``bound`` whose rounded cosines are within rounding of the highest, and a bound on all
         others.
         """
-        index = []
-        for part, cosines, top in self._cosines(direction, masked):
+        index, cosines = torch.empty(0, dtype=torch.long), self._out[:0].cpu()
+        for part, values, top in self._cosines(direction, masked):
             if top > bound:
                 bound = max(bound, top - 2 * self.space.resolution)
-                index.append((where_below(bound - cosines) + part.start)[:_MOST_LEADERS].cpu())
-        found = torch.cat(index) if index else torch.empty(0, dtype=torch.long)
-        return found[:_MOST_LEADERS], bound + self.space.resolution
+                here, still = where_below(-values, -bound), cosines > bound
+                index = torch.cat([index[still], here.cpu() + part.start])
+                cosines = torch.cat([cosines[still], values[here].cpu()])
+        if len(index) > _MOST_LEADERS:
+            return self._first(direction, index)
+        return index, bound + self.space.resolution
+
+    def _first(self, direction: Tensor, index: Tensor) -> tuple[Tensor, float]:
+        """The best in truth of many points, and its own cosine as the bound on all others."""
+        winner, highest = index[:0], -torch.inf
+        for some in torch.split(index[self.allowed[index]], _MOST_LEADERS):
+            leaders = self._exact(some, 1.0)
+            if leaders is not None:
+                here, cosine = best(leaders.index, direction @ leaders.units)
+                if cosine > highest + TIED:
+                    winner, highest = torch.tensor([here]), cosine
+        return winner, highest
 
     def _many(self, direction: Tensor, masked: bool) -> tuple[Tensor, float]:
         """The points with the highest rounded cosines, at least `_LEADERS`, and a bound on all others."""
         bound, index, cosines = -torch.inf, torch.empty(0, dtype=torch.long), self._out[:0].cpu()
         for part, values, top in self._cosines(direction, masked):
             if top > bound:
-                here = where_below(bound - values)
+                here = where_below(-values, -bound)
                 index = torch.cat([index, here.cpu() + part.start])
                 cosines = torch.cat([cosines, values[here].cpu()])
             if len(index) > 2 * _LEADERS:
@@ -257,8 +268,9 @@ class Scanner:
             if scale is not None:
                 out.mul_(scale[part])
             else:
-                out.mul_(sizes.part(part)[0])
-                out.masked_fill_(~self.allowed[part].to(out.device), -torch.inf)
+                inverse = sizes.part(part)[0]
+                may = self.allowed[part].to(out.device) & (inverse > 0)
+                out.mul_(inverse).masked_fill_(~may, -torch.inf)
             yield part, out, float(out.max())
 
     def _exact(self, index: Tensor, bound: float) -> Leaders | None:
@@ -270,4 +282,6 @@ class Scanner:
         if len(index) == 0:
             return None
         columns = self.space.columns_at(index)
-        return Leaders(index, columns / columns.square().sum(0).sqrt(), min(max(bound, -1.0), 1.0))
+        norms = columns.square().sum(0).sqrt()
+        index, columns, norms = index[norms > 0], columns[:, norms > 0], norms[norms > 0]
+        return Leaders(index, columns / norms, min(max(bound, -1.0), 1.0)) if len(index) else None
