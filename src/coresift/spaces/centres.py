@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # With fewer numbers a point, it is as quick to compute a distance as to find out that it is not needed.
 _LEAST_DIMENSIONS = 32
+# Points farthest from a centre that are kept in mind.
+_LEADING = 256
 # Numbers that are held in float64 at a time.
 _WORKING_SET = 2**23
 
@@ -48,7 +50,8 @@ class Centres:
         self.space, self._allowed, self._all_allowed = space, allowed, bool(allowed.all())
         self.nearest, self.owner = self._room()
         self.sums = torch.zeros(0, dtype=torch.float64)
-        self._farthest: dict[int, tuple[float, int]] = {}  # of a centre, squared distance and point
+        # Of a centre, or of all: the farthest points there were, and a bound on all others.
+        self._farthest: dict[int | None, tuple[Tensor, float]] = {}
         for coordinates, squares in space.anchors():
             self._add(coordinates, squares)
         for n in pending.tolist():
@@ -81,23 +84,11 @@ class Centres:
             self._keep(index, distance, first + centre)
             kept = distance.to(self.nearest.dtype).double().cpu()
             self.sums.index_add_(0, (first + centre).cpu(), kept)
-            if len(squares) == 1:
-                self._note_farthest(first, index.cpu(), kept)
 
     def _keep(self, index: Tensor, distance: Tensor, centre: Tensor) -> None:
         """Points change hands."""
         self.nearest.put(index, distance[None])
         self.owner.put(index, centre[None])
-
-    def _note_farthest(self, centre: int, index: Tensor, distance: Tensor) -> None:
-        """Of a new centre's points, in ascending order, which is the farthest that may be chosen."""
-        if not self._all_allowed:
-            may = self._allowed.cpu()[index]
-            index, distance = index[may], distance[may]
-        if len(index):
-            place = int(distance.argmax())
-            if float(distance[place]) > self._farthest.get(centre, (0.0, 0))[0]:
-                self._farthest[centre] = float(distance[place]), int(index[place])
 
     def _closer(self, coordinates: Tensor, squares: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The points (c,) that are closer to one of the new centres than to the old ones, their squared
@@ -117,26 +108,39 @@ class Centres:
         distance. Ties go to the lower index.
         """
         if centre in self._farthest:
-            # A cluster only loses points: its farthest is that for as long as it stays.
-            known = self._farthest[centre][1]
-            if int(self.owner.at(torch.tensor([known]))[0]) == centre:
-                return known
-        best, where = 0.0, None
+            # Distances only shrink, and a cluster only loses points: as long as one of those that were
+            # farthest is farther than all the others were, it still is.
+            index, bound = self._farthest[centre]
+            values = self.nearest.at(index)[0]
+            if centre is not None:
+                values = torch.where(self.owner.at(index)[0] == centre, values, -1.0)
+            top = float(values.max())
+            if top > bound:
+                return int(index[values.cpu() == top].min())
+        index, distances, bound = self._leading(centre)
+        if len(index) == 0:
+            return None
+        self._farthest[centre] = index, bound
+        return int(index[distances == distances.max()].min())
+
+    def _leading(self, centre: int | None) -> tuple[Tensor, Tensor, float]:
+        """The allowed points farthest from a centre, or from all; their distances; a bound on all others."""
+        index, distances, bound = torch.empty(0, dtype=torch.long), torch.empty(0), 0.0
         for part, nearest, owner in self._blocks():
             if centre is None:
-                index = None if self._all_allowed else where_equal(self._allowed[part], True).to(owner.device)
+                here = where_below(-nearest, -bound)
             else:
-                index = where_equal(owner, centre)
-                if not self._all_allowed:
-                    index = index[self._allowed[part].to(index.device)[index]]
-            values = nearest if index is None else nearest[index]
-            if len(values) and float(values.max()) > best:
-                position = int(values.argmax())
-                best = float(values[position])
-                where = part.start + (position if index is None else int(index[position]))
-        if centre is not None and where is not None:
-            self._farthest[centre] = best, where
-        return where
+                here = where_equal(owner, centre)
+                here = here[nearest[here] > bound]
+            if not self._all_allowed:
+                here = here[self._allowed[part].to(here.device)[here]]
+            index = torch.cat([index, here.cpu() + part.start])
+            distances = torch.cat([distances, nearest[here].cpu()])
+            if len(index) > 2 * _LEADING:
+                order = distances.argsort(descending=True, stable=True)[:_LEADING]
+                index, distances = index[order], distances[order]
+                bound = float(distances[-1])
+        return index, distances, bound
 
     def draw(self, share: float) -> int | None:
         """The allowed point at which the cumulative sum of squared distances reaches ``share`` of all."""
@@ -236,7 +240,7 @@ class VectorCentres(Centres):
             # The distance less the one there is, up to rounding: where it is below zero, a closer look.
             if len(direction) == 1:
                 out, by = self._out[: len(margin)], float(scaled[0, 0])
-                gain = torch.addmv(margin, vectors.mT, direction[0], alpha=by, out=out)
+                gain = torch.mv(vectors.mT, by * direction[0], out=out).add_(margin)
                 index = where_below(gain, -float(least[0]))
             else:
                 index = where_below(

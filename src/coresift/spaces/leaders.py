@@ -16,7 +16,7 @@ from coresift.spaces.base import Search
 _MOST_LEADERS, _MOST_SCANS = 4096, 64
 # How far back, in winners asked for, a scan that was saved is a reason to look for many leaders, and how
 # often to try it all the same.
-_TRIALS, _RETRY = 8, 64
+_TRIALS, _RETRY = 4, 64
 # Cosines in float64 that differ by less are the same: those of copies depend on where they stand in a sum.
 TIED = 1e-13
 # Leaders of a scan that was not asked for many, as a rule.

@@ -246,9 +246,11 @@ class Scanner:
         bound, index, cosines = -torch.inf, torch.empty(0, dtype=torch.long), self._out[:0].cpu()
         for part, values, top in self._cosines(direction, masked):
             if top > bound:
-                here = where_below(-values, -bound)
+                first = bound == -torch.inf and len(values) > _LEADERS
+                here = values.topk(_LEADERS).indices if first else where_below(-values, -bound)
                 index = torch.cat([index, here.cpu() + part.start])
                 cosines = torch.cat([cosines, values[here].cpu()])
+                bound = float(cosines.min()) if first else bound
             if len(index) > 2 * _LEADERS:
                 order = cosines.argsort(descending=True, stable=True)[:_LEADERS]
                 cosines, index = cosines[order], index[order]
