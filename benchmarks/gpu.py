@@ -279,6 +279,9 @@ def sweep() -> None:
 
 def main() -> None:
     paths = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
+    if not torch.cuda.is_available():
+        print("selection on a GPU: there is none here")
+        return
     start = time.perf_counter()
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     sections = [correctness, bandwidth, scans, distances, small_kernels, obvious, memory]

@@ -1,9 +1,9 @@
 """How the cost of a step grows with the pool, the batch and the dimensions; and a limit on memory, kept.
 
-    python benchmarks/growth.py FOLDER [--largest 1e8]
+    python benchmarks/growth.py [FOLDER] [--largest 1e8]
 
-Writes growth.json and growth.png into the folder. Each point is measured in a process of its own. Above ten
-million points the vectors lie on disk.
+Writes growth.json and growth.png into the folder, ``growth`` by default. Each point is measured in a process of
+its own. Above ten million points the vectors lie on disk.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def draw(results: dict[str, list[dict[str, float]]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("growth"))
     parser.add_argument("--largest", type=float, default=1e8)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)

@@ -283,3 +283,15 @@ def test_what_does_not_fit_says_so(strategy, monkeypatch):
     posterior = BayesianLinearRegression().fit(pool[:20], pool[:20, 0])
     with pytest.raises(coresift.InputError, match=r"needs 0.1 MB and more for 1,000 points"):
         coresift.select(pool, posterior=posterior, budget=3, strategy=strategy, memory=10**5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "dask"}, "engine is 'dask', expected 'ray'"),
+        ({"num_workers": 2}, "goes with engine='ray'"),
+    ],
+)
+def test_engines_that_there_are(options, message):
+    with pytest.raises(coresift.InputError, match=message):
+        coresift.select(normal(50, 3), budget=3, strategy="random", **options)
