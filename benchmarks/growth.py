@@ -2,8 +2,8 @@
 
     python benchmarks/growth.py [FOLDER] [--largest 1e8]
 
-Writes growth.json and growth.png into the folder, ``growth`` by default. Each point is measured in a process of
-its own. Above ten million points the vectors lie on disk.
+Writes growth.json and growth.png into the folder, ``growth`` by default. Each point is measured in a process
+of its own. Above ten million points the vectors lie on disk.
 """
 
 from __future__ import annotations
