@@ -46,7 +46,7 @@ class Account:
     _norms: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
 
     def __post_init__(self) -> None:
-        self.left = int(self.open.sum())
+        self.left = int(self.open.count_nonzero())  # a sum would make whole numbers of the mask first
 
     @property
     def full(self) -> bool:
@@ -99,14 +99,14 @@ class Account:
             squares = space.norm_at(index) ** 2 + square
             index = index[squares - 2 * space.inner_at(coordinates, index) <= SAME * squares]
             self.open[index], self._aside[index] = False, True
-        self.left = int(self.open.sum())
+        self.left = int(self.open.count_nonzero())
 
     def reopen(self) -> None:
         """Nothing but duplicates is left: let them in after all."""
         self._admits_twins = True
         if self._aside is not None:
             self.open |= self._aside
-            self.left = int(self.open.sum())
+            self.left = int(self.open.count_nonzero())
 
 
 @dataclass(frozen=True)
@@ -150,9 +150,9 @@ class Selector(ABC, Generic[Source]):
         closed = check_index(exclude, size, "exclude")
         if isinstance(source, Space):
             can = source.selectable
-            zero = int((~can).sum())
+            zero = size - int(can.count_nonzero())
             if zero:
-                first = int((~can).int().argmax())
+                first = int(can.view(torch.uint8).argmin())
                 warnings.warn(
                     f"{zero} of {size} vectors have zero norm (first: index {first}) and can never be "
                     "selected; drop them or check for a constant likelihood",
@@ -162,9 +162,9 @@ class Selector(ABC, Generic[Source]):
             can, zero = torch.ones(size, dtype=torch.bool), 0
         can[waiting] = False
         can[closed] = False
-        if self.exact_size and budget > int(can.sum()):
+        if self.exact_size and budget > int(can.count_nonzero()):
             raise InputError(
-                f"budget is {budget}, but only {int(can.sum())} of {size} points can be chosen: "
+                f"budget is {budget}, but only {int(can.count_nonzero())} of {size} points can be chosen: "
                 f"{len(waiting)} are pending, {len(closed)} excluded, {zero} of norm zero"
             )
         with progress_bar("choosing points", int(budget)) as advance:

@@ -29,7 +29,7 @@ class DistanceSelector(Selector[Space]):
         while not account.full:
             n = self._next(centres, generator)
             if n is None:  # duplicates only: the first that may be chosen
-                n = int(account.open.int().argmax())
+                n = int(account.open.view(torch.uint8).argmax())
             account.take(n)
             centres.add(n)
             if residuals is not None:

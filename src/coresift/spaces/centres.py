@@ -234,7 +234,7 @@ class VectorCentres(Centres):
                 self.looked_at += len(near)
                 self.passed_over += len(margin) - len(near)
                 if 4 * len(near) < len(margin):
-                    vectors, margin = vectors[:, near], margin[near]
+                    vectors, margin = vectors.index_select(1, near), margin[near]
                 else:
                     near = None
             # The distance less the one there is, up to rounding: where it is below zero, a closer look.
@@ -248,7 +248,7 @@ class VectorCentres(Centres):
                 )
             if len(index):
                 position = (index if near is None else near[index]) + part.start
-                found.append((position, vectors[:, index]))
+                found.append((position, vectors.index_select(1, index)))
             if sum(taken.numel() for _, taken in found) > self._working_set:
                 yield from self._decided(found, coordinates, squares)
                 found = []

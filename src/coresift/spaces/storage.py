@@ -85,10 +85,10 @@ class InMemory(Columns):
         return self.values[:, part]
 
     def at(self, index: Tensor) -> Tensor:
-        return self.values[:, index.to(self.device)]
+        return self.values.index_select(1, index.to(self.device))
 
     def put(self, index: Tensor, values: Tensor) -> None:
-        self.values[:, index.to(self.device)] = values.to(self.values)
+        self.values.index_copy_(1, index.to(self.device), values.to(self.values))
 
 
 class OnDisk(Columns):
