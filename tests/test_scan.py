@@ -295,3 +295,10 @@ def test_what_does_not_fit_says_so(strategy, monkeypatch):
 def test_engines_that_there_are(options, message):
     with pytest.raises(coresift.InputError, match=message):
         coresift.select(normal(50, 3), budget=3, strategy="random", **options)
+
+
+def test_pending_points_that_say_nothing():
+    values = normal(3, 50)
+    values[:, 7] = 0
+    with pytest.warns(UserWarning, match="1 of 50 vectors have zero norm"):
+        assert len(FrankWolfe().select(VectorSpace(values), 5, pending=[7])) == 5

@@ -117,7 +117,7 @@ class SparseApproximation(Selector[Space]):
                 waiting[n] = norm_of(space, n) > 0
                 rest = rest.without(space, n, space.coordinates(n))
             search = space.scan(waiting)
-            for _ in range(len(account.pending)):
+            for _ in range(int(waiting.count_nonzero())):
                 n = fit.best(search)
                 if not step(n, space.coordinates(n)):
                     break
