@@ -12,17 +12,19 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from statistics import median
 
 import torch
 from torch import Tensor
 
-from coresift.selectors import LCMD, FrankWolfe, KCenter
-from coresift.selectors.sparse import Target
+from coresift.selectors import LCMD, FrankWolfe
 from coresift.spaces import VectorSpace
+from coresift.spaces.leaders import Scan
+from coresift.spaces.storage import InMemory
 
-SIZE, BUDGET, TURNS = 1_000_000, 1000, 8
+SIZE, BUDGET, TURNS = 1_000_000, 1000, 2
 
 
 def obvious_steps(rows: Tensor, steps: int) -> list[int]:
@@ -42,22 +44,19 @@ def obvious_steps(rows: Tensor, steps: int) -> list[int]:
     return chosen
 
 
-class Steps:
-    """Frank-Wolfe steps as `FrankWolfe` makes them, for as long as one likes."""
+class Watched(VectorSpace):
+    """Keeps its searches, which count the scans they make."""
 
-    def __init__(self, space: VectorSpace) -> None:
-        self.space = space
-        self.search = space.scan(space.selectable)
-        target = Target(space.total(), space.squared_total(), space.norm_total())
-        self.fit = FrankWolfe()._fit(space, target)
+    def scan(self, allowed: Tensor, once: bool = False) -> Scan:
+        self.searches = [*getattr(self, "searches", []), super().scan(allowed, once)]
+        return self.searches[-1]
 
-    def __call__(self, num: int) -> list[int]:
-        chosen = []
-        for _ in range(num):
-            n = self.fit.best(self.search)
-            self.fit.step(n, self.space.coordinates(n))
-            chosen.append(n)
-        return chosen
+    def scans(self) -> tuple[int, int]:
+        """How many winners were asked for, and how many scans that took; from now on counted anew."""
+        asked = sum(search.asked for search in self.searches)
+        made = sum(search.made for search in self.searches)
+        self.searches = []
+        return asked, made
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -71,77 +70,76 @@ def vectors_of(dimensions: int) -> Tensor:
     generator = torch.Generator().manual_seed(dimensions)
     kinds = torch.randn(dimensions, 300, generator=generator)
     which = torch.randint(300, (SIZE,), generator=generator)
-    return kinds[:, which] + 0.7 * torch.randn(dimensions, SIZE, generator=generator) + 0.3
+    vectors = InMemory.empty(dimensions, SIZE, torch.float32, torch.device("cpu")).values
+    return vectors.normal_(0.3, 0.7, generator=generator).add_(kinds[:, which])
 
 
 def measure(dimensions: int) -> dict[str, float]:
     vectors = vectors_of(dimensions)
-    rows, space, numbers = vectors.mT.contiguous(), VectorSpace(vectors), torch.ones(10**8)
-    assert Steps(space)(5) == obvious_steps(rows, 5), "the two do not choose the same"
+    rows, space, numbers = vectors.mT.contiguous(), Watched(vectors), torch.ones(10**8)
+    published = FrankWolfe(fill=False).select(space, 5).index
+    assert sorted(published) == sorted(set(obvious_steps(rows, 5))), "the two do not choose the same"
     search = space.scan(space.selectable)
     direction = space.total() / space.total().norm()
-    # A scan that finds no more than the winner, as most do.
-    best = search.argmax(direction)
-    likely = float(
-        direction @ space.columns_at(torch.tensor([best]))[:, 0] / space.norm_at(torch.tensor([best]))
-    )
-    times: dict[str, list[float]] = {name: [] for name in ("obvious", "step", "scan", "read")}
+
+    def scan() -> float:
+        """One that finds no more than the winner, as most do."""
+        return min(seconds(lambda: search._scan(direction, False)) for _ in range(5))
+
+    turns: list[dict[str, float]] = []
     for _ in range(TURNS):
-        times["obvious"].append(seconds(lambda: obvious_steps(rows, 4)) / 4)
-        # From the start each time: where the target is reached there is nothing left to scan for.
-        steps = Steps(space)
-        times["step"].append(seconds(lambda steps=steps: steps(40)) / 40)
-        times["scan"].append(min(seconds(lambda: search._scan(direction, likely)) for _ in range(5)))
-        times["read"].append(min(seconds(lambda: float(numbers.sum())) for _ in range(3)))
-    middle = {name: median(values) for name, values in times.items()}
-    scan_rate, read_rate = vectors.nbytes / middle["scan"] / 1e9, 0.4 / middle["read"]
-    found = {
-        "obvious way, ms a step": 1e3 * middle["obvious"],
-        "Frank-Wolfe, ms a step": 1e3 * middle["step"],
-        "times as fast, median": middle["obvious"] / middle["step"],
-        "times as fast, least of the turns": min(
-            a / b for a, b in zip(times["obvious"], times["step"], strict=True)
+        turn = {"read": min(seconds(lambda: float(numbers.sum())) for _ in range(5))}
+        turn["obvious"] = seconds(lambda: obvious_steps(rows, 8)) / 8
+        before, _ = scan(), space.scans()
+        turn["fw"] = seconds(lambda: FrankWolfe().select(space, BUDGET))
+        turn["asked"], turn["made"] = space.scans()
+        turn["lcmd"] = seconds(lambda: LCMD().select(space, BUDGET)) / BUDGET
+        turn["scan"] = (before + scan()) / 2
+        turn["obvious"] = (turn["obvious"] + seconds(lambda: obvious_steps(rows, 8)) / 8) / 2
+        turns.append(turn)
+
+    def middle(value: Callable[[dict[str, float]], float]) -> float:
+        return median(value(turn) for turn in turns)
+
+    return {
+        "obvious way, ms a step": middle(lambda turn: 1e3 * turn["obvious"]),
+        "Frank-Wolfe, ms a step": middle(lambda turn: 1e3 * turn["fw"] / turn["asked"]),
+        "times as fast, a step": middle(lambda turn: turn["obvious"] * turn["asked"] / turn["fw"]),
+        f"Frank-Wolfe, s for {BUDGET} points": middle(lambda turn: turn["fw"]),
+        f"times as fast, {BUDGET} points": middle(lambda turn: BUDGET * turn["obvious"] / turn["fw"]),
+        "scan alone, ms": middle(lambda turn: 1e3 * turn["scan"]),
+        # Beside the vectors, a scan reads one over their norms.
+        "scan as a share of read": middle(
+            lambda turn: SIZE * (dimensions + 1) / turn["scan"] / (len(numbers) / turn["read"])
         ),
-        "scan alone, ms": 1e3 * middle["scan"],
-        "scan, GB/s": scan_rate,
-        "read, GB/s": read_rate,
-        "scan as a share of read": scan_rate / read_rate,
-        "share of scans saved": 1 - steps.search.made / steps.search.asked,
+        "read, GB/s": middle(lambda turn: 0.4 / turn["read"]),
+        "LCMD, ms a step": middle(lambda turn: 1e3 * turn["lcmd"]),
+        "LCMD, in scans": middle(lambda turn: turn["lcmd"] / turn["scan"]),
+        "peak memory, GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
     }
-    whole = seconds(lambda: FrankWolfe().select(space, BUDGET))
-    found[f"Frank-Wolfe, s for {BUDGET} points"] = whole
-    for name, selector in (("LCMD", LCMD()), ("k-center", KCenter())):
-        # Scans before and after, for what the machine's speed was meanwhile.
-        before = min(seconds(lambda: search._scan(direction, likely)) for _ in range(10))
-        taken = seconds(lambda selector=selector: selector.select(space, BUDGET)) / BUDGET
-        after = min(seconds(lambda: search._scan(direction, likely)) for _ in range(10))
-        found[f"{name}, ms a step"] = 1e3 * taken
-        found[f"{name}, in scans"] = taken / ((before + after) / 2)
-    found["peak memory, GB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    return found
 
 
-def saved_in(dimensions: int) -> float:
-    """The share of scans that the bound on all other points saves."""
-    steps = Steps(VectorSpace(vectors_of(dimensions)[:, :100_000].contiguous()))
-    steps(300)
-    return 1 - steps.search.made / steps.search.asked
+def saved_in(dimensions: int, size: int) -> float:
+    """The share of Algorithm 1's scans that the bound on all other points saves, until the sum is reached."""
+    space = Watched(vectors_of(dimensions)[:, :size].contiguous())
+    FrankWolfe(fill=False).select(space, 300)
+    asked, made = space.scans()
+    return 1 - made / asked
 
 
 def main() -> None:
     results: dict[str, dict[str, float]] = {}
-    for dimensions in (10, 100):
-        found = results[f"J = {dimensions}"] = measure(dimensions)
-        print(f"N = {SIZE:,}, J = {dimensions}, {torch.get_num_threads()} threads")
+    for threads, dimensions in product(sorted({1, torch.get_num_threads()}), (10, 100)):
+        torch.set_num_threads(threads)
+        title = f"N = {SIZE:,}, J = {dimensions}, {threads} thread{'s'[: threads > 1]}"
+        print(title)
+        found = results[title] = measure(dimensions)
         for name, value in found.items():
             print(f"  {name:40s} {value:.4g}")
-    results["share of scans saved, N = 100,000, 300 steps"] = {
-        f"J = {j}": saved_in(j) for j in (2, 3, 5, 10, 30)
-    }
-    print(
-        "share of scans saved, N = 100,000, 300 steps",
-        results["share of scans saved, N = 100,000, 300 steps"],
-    )
+    for size in (1000, 100_000):
+        saved = {f"J = {j}": saved_in(j, size) for j in (2, 3, 5, 10, 30, 100)}
+        results[f"share of scans saved, N = {size:,}"] = saved
+        print(f"share of scans saved, N = {size:,}:", saved)
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 

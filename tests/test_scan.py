@@ -103,7 +103,7 @@ def test_a_point_that_was_taken_out_hides_nobody():
     allowed = space.selectable
     search = space.scan(allowed)
     allowed[100] = False
-    leaders = search._scan(direction, float(cosines[order[20]]))
+    leaders = search._scan(direction, False)
     assert int(leaders.index[(direction @ leaders.units).argmax()]) == 101
 
 

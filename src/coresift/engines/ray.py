@@ -228,11 +228,11 @@ class Shard:
         self._scanner = Scanner(self.space, _mask(allowed, len(self.space)))
 
     def leading(
-        self, direction: Floats, least: float | None, masked: bool, most: int, closed: Index
+        self, direction: Floats, many: bool, masked: bool, most: int, closed: Index
     ) -> tuple[Index, npt.NDArray[Any], float]:
         """Leaders that may be chosen, their vectors, and a bound on the cosines of all others.
 
-        At most about ``most``; or, above a ``least`` cosine, those too near to the winner to tell by rounded
+        If they are to be ``many``, about ``most``; else those too near to the winner to tell by rounded
         numbers. First, points are ``closed``.
         """
         scanner, nothing = self._scanner, np.empty(0, np.int64)
@@ -242,11 +242,11 @@ class Shard:
         if not bool(scanner.allowed.any()):
             return nothing, self.columns(nothing), -np.inf
         wanted = _tensor(direction)
-        found = scanner._many(wanted, masked) if least is None else scanner._near(wanted, least, masked)
+        found = (scanner._many if many else scanner._near)(wanted, masked)
         leaders = scanner._exact(*found)
         if leaders is None:
             return nothing, self.columns(nothing), found[1]
-        if least is None:
+        if many:
             leaders, _ = _foremost(wanted, leaders, leaders.units, most)
         return leaders.index.numpy(), self.columns(leaders.index.numpy()), leaders.bound
 
@@ -528,28 +528,25 @@ class _RayScanner:
         start, stop = self._shards.starts[number : number + 2].tolist()
         return "start_scan", (np.packbits(self._allowed[start:stop].numpy()),)
 
-    def __call__(self, direction: Tensor, likely: float | None) -> Leaders:
-        """The winner and others; few, if a cosine is given that is ``likely`` to be close to the winner's."""
+    def __call__(self, direction: Tensor, many: bool) -> Leaders:
+        """The winner and others, few or many."""
         if self._shards.state != self._state:
             self._shards.state = self._state
             self._shards.ask("start_scan", lambda number: self._state(number)[1])
-        passes: list[tuple[float | None, bool]] = [(None, False), (None, True), (-np.inf, True)]
-        if likely is not None:
-            passes.insert(0, (likely - 2 * self._space.resolution, False))
-        for least, masked in passes:
-            leaders, proven = self._leaders(direction, least, masked)
+        for look_for_many, masked in ((many, False), (False, True)):
+            leaders, proven = self._leaders(direction, look_for_many, masked)
             # The last asks for all that are too close to each other to tell: there is no more to be known.
-            if leaders is not None and (proven or least == -np.inf):
+            if leaders is not None and (proven or masked):
                 return leaders
         raise FloatingPointError("no inner product is a number: the vectors' scales are out of range")
 
-    def _leaders(self, direction: Tensor, least: float | None, masked: bool) -> tuple[Leaders | None, bool]:
+    def _leaders(self, direction: Tensor, many: bool, masked: bool) -> tuple[Leaders | None, bool]:
         """What the shards find, and whether that is sure to hold the winner."""
         most = min(max(_MOST_LEADERS // len(self._shards), _LEAST_LEADERS), _MOST_LEADERS // 2)
         wanted, starts = direction.numpy(), self._shards.starts.tolist()
         closed = self._closed()
         while True:
-            told = [(wanted, least, masked, most, local) for _, local in self._shards.split(closed)]
+            told = [(wanted, many, masked, most, local) for _, local in self._shards.split(closed)]
             answers = self._shards.ask("leading", told.__getitem__)
             each = [found + start for start, (found, *_) in zip(starts, answers, strict=False)]
             index = torch.from_numpy(np.concatenate(each))
@@ -560,7 +557,7 @@ class _RayScanner:
             leaders = Leaders(
                 index, columns / columns.square().sum(0).sqrt(), max(bound for *_, bound in answers)
             )
-            if len(index) > _MOST_LEADERS and least is None:
+            if len(index) > _MOST_LEADERS and many:
                 leaders, columns = _foremost(direction, leaders, columns, _MOST_LEADERS)
             proven = len(index) > 0 and float((direction @ leaders.units).max()) > leaders.bound
             if proven or len(closed) == 0:

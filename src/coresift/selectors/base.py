@@ -71,17 +71,20 @@ class Account:
             return n
         if self._admits_twins:
             return None
-        members = torch.tensor(self.members, dtype=torch.long, device=self.open.device)
-        # Points of one place have one norm: few are left to compare.
-        norm, norms = space.norm_at(torch.tensor([n], device=members.device)), self._norms_of(space, members)
-        alike = (norms - norm).abs() <= 1e-4 * norm
-        members, squares = members[alike], norms[alike] ** 2 + norm**2
+        norm, norms = space.norm_at(torch.tensor([n], device=self.open.device)), self._norms_of(space)
+        # Points of one place have one norm: few are left to compare, or none.
+        alike = ((norms - norm).abs() <= 1e-4 * norm).nonzero()[:, 0]
+        if alike.numel() == 0:
+            return None
+        members = torch.tensor(self.members, dtype=torch.long, device=self.open.device)[alike]
+        squares = norms[alike] ** 2 + norm**2
         same = squares - 2 * space.inner_at(coordinates, members) <= SAME * squares
         return int(members[same.int().argmax()]) if bool(same.any()) else None
 
-    def _norms_of(self, space: Space, members: Tensor) -> Tensor:
+    def _norms_of(self, space: Space) -> Tensor:
         """(k,) of the members, of whom a few are new each time."""
-        new = space.norm_at(members[len(self._norms) :])
+        members = self.members[self._norms.numel() :]
+        new = space.norm_at(torch.tensor(members, dtype=torch.long, device=self.open.device))
         self._norms = torch.cat([self._norms.to(new), new])
         return self._norms
 

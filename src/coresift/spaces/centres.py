@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coresift.spaces.base import SAME, Space
-from coresift.spaces.storage import Columns, InMemory, new_like, where_below, where_equal
+from coresift.spaces.storage import Columns, InMemory, new_like, take, where
 from coresift.types import Index
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 # With fewer numbers a point, it is as quick to compute a distance as to find out that it is not needed.
 _LEAST_DIMENSIONS = 32
+# One point in how many must be left for it to be quicker to gather them: the rest lies on the same lines of
+# memory, and is read all the same.
+_FEW = 64
 # Points farthest from a centre that are kept in mind.
 _LEADING = 256
 # Numbers that are held in float64 at a time.
@@ -128,9 +132,9 @@ class Centres:
         index, distances, bound = torch.empty(0, dtype=torch.long), torch.empty(0), 0.0
         for part, nearest, owner in self._blocks():
             if centre is None:
-                here = where_below(-nearest, -bound)
+                here = where(nearest, operator.gt, bound)
             else:
-                here = where_equal(owner, centre)
+                here = where(owner, operator.eq, centre)
                 here = here[nearest[here] > bound]
             if not self._all_allowed:
                 here = here[self._allowed[part].to(here.device)[here]]
@@ -223,32 +227,31 @@ class VectorCentres(Centres):
         reach = self._reach(coordinates)
         direction, length = space.direction(coordinates)
         scaled = (-2 * length / unit**2).to(direction)
-        squares = squares / unit**2
-        least = (1 - self._slack) * squares.to(direction)
+        least = (1 - self._slack) * (squares / unit**2).to(direction)
         found: list[tuple[Tensor, Tensor]] = []
         for part in space.columns.parts():
             vectors, margin = space.columns.part(part), self._margin.part(part)[0]
             near: Tensor | None = None
             if reach is not None:
-                near = where_below(reach[self.owner.part(part)[0].long()].sub_(self.nearest.part(part)[0]))
+                way = reach[self.owner.part(part)[0].long()].sub_(self.nearest.part(part)[0])
+                near = where(way, operator.lt, 0.0)
                 self.looked_at += len(near)
                 self.passed_over += len(margin) - len(near)
-                if 4 * len(near) < len(margin):
-                    vectors, margin = vectors.index_select(1, near), margin[near]
+                if _FEW * len(near) < len(margin):
+                    vectors, margin = take(vectors, near), margin[near]
                 else:
                     near = None
             # The distance less the one there is, up to rounding: where it is below zero, a closer look.
             if len(direction) == 1:
                 out, by = self._out[: len(margin)], float(scaled[0, 0])
-                gain = torch.mv(vectors.mT, by * direction[0], out=out).add_(margin)
-                index = where_below(gain, -float(least[0]))
+                gain = torch.addmv(margin, vectors.mT, by * direction[0], out=out)
+                index = where(gain, operator.lt, -float(least[0]))
             else:
-                index = where_below(
-                    torch.addmm(least[:, None], scaled * direction, vectors).min(0).values.add_(margin)
-                )
+                gains = torch.addmm(least[:, None], scaled * direction, vectors)
+                index = where(gains.min(0).values.add_(margin), operator.lt, 0.0)
             if len(index):
                 position = (index if near is None else near[index]) + part.start
-                found.append((position, vectors.index_select(1, index)))
+                found.append((position, take(vectors, index)))
             if sum(taken.numel() for _, taken in found) > self._working_set:
                 yield from self._decided(found, coordinates, squares)
                 found = []
@@ -269,10 +272,10 @@ class VectorCentres(Centres):
 
     def _exact(self, vectors: Tensor, coordinates: Tensor, squares: Tensor) -> Tensor:
         """(k, c) squared distances in float64, of vectors (J, c) and centres (k, J)."""
-        fine = vectors.double() / self.unit
+        fine = vectors.double()
         scale = fine.square().sum(0) + squares.to(fine)[:, None]
-        distance = scale - 2 * (coordinates.to(fine) / self.unit @ fine)
-        return torch.where(distance > SAME * scale, distance, 0.0)
+        distance = scale - 2 * (coordinates.to(fine) @ fine)
+        return torch.where(distance > SAME * scale, distance / self.unit**2, 0.0)
 
     def _reach(self, coordinates: Tensor) -> Tensor | None:
         """(K,) for each centre, the squared distance within which its points stay with it."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,15 +10,13 @@ from torch import Tensor
 
 from coresift.spaces.base import Search
 
-# Leaders and scans that are kept, at most.
-_MOST_LEADERS, _MOST_SCANS = 4096, 64
-# How far back, in winners asked for, a scan that was saved is a reason to look for many leaders, and how
-# often to try it all the same.
+# Leaders that are kept, at most.
+_MOST_LEADERS = 4096
+# How many scans that were not saved are a reason to look for no more leaders, and after how many winners to
+# try again.
 _TRIALS, _RETRY = 4, 64
 # Cosines in float64 that differ by less are the same: those of copies depend on where they stand in a sum.
 TIED = 1e-13
-# Leaders of a scan that was not asked for many, as a rule.
-_FEW = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +43,13 @@ class Scan(Search):
     point is at least beta - theta away from the new one. So where a leader is nearer than that, it is the
     winner of a scan that need not be made. What comes out is exactly what scanning every time would give.
 
-    That takes many leaders, and pays where directions turn little. Frank-Wolfe turns by a right angle or so
-    from step to step in more than a few dimensions, and then only the best of the past winners is kept in
-    mind: a scan that meets nothing better is the quickest.
+    That takes many leaders, and pays where directions turn little, or the pool is small. Frank-Wolfe turns by
+    a right angle or so from step to step in more than a few dimensions; where a few trials saved nothing,
+    scans look for the winner only, which is quicker, and nothing is kept until the next trials.
 
     Parameters
     ----------
-    scan : (direction (J,) of length one, least cosine of interest or ``None``) -> `Leaders`, the winner among
-        them; a ``None`` asks for many.
+    scan : (direction (J,) of length one, whether to find many) -> `Leaders`, the winner among them.
     allowed : (N,) bool, on the CPU; points may be taken out of it as time goes by, and none put in.
 
     Attributes
@@ -62,53 +57,55 @@ class Scan(Search):
     asked, made : how many winners were asked for, and how many scans that took.
     """
 
-    def __init__(self, scan: Callable[[Tensor, float | None], Leaders], allowed: Tensor) -> None:
+    def __init__(self, scan: Callable[[Tensor, bool], Leaders], allowed: Tensor) -> None:
         self._scan, self.allowed = scan, allowed
         self._past: list[tuple[Tensor, Leaders]] = []
-        self._of_use = deque([True] * _TRIALS, maxlen=_TRIALS)
+        self._trials = _TRIALS
         self.asked = self.made = 0
 
     def argmax(self, element: Tensor) -> int:
         """The winner; ties go to the lower index."""
         self.asked += 1
+        if self.asked % _RETRY == 0:
+            self._trials = _TRIALS
         length = float(torch.linalg.vector_norm(element))
         direction = element / length if length > 0 else element
-        known = self._known(direction)
-        saved = known is not None and known[1] > self._bound(direction)
-        self._of_use.append(saved)
-        if known is not None and saved:
-            return known[0]
+        if self._past:
+            known, cosine = self._known(direction)
+            if cosine > self._bound(direction):
+                self._trials = _TRIALS
+                return known
+            self._trials -= 1
         self.made += 1
-        many = known is None or any(self._of_use) or self.asked % _RETRY == 0
-        leaders = self._scan(direction, None if many or known is None else known[1])
-        if not any(self._of_use):  # many leaders were of no use, and would only be looked at again and again
-            self._past = [(before, one) for before, one in self._past if len(one.index) <= _FEW]
-        self._past.append((direction, leaders))
-        kept = sum(len(one.index) for _, one in self._past)
-        while len(self._past) > 1 and (len(self._past) > _MOST_SCANS or kept > _MOST_LEADERS):
-            kept -= len(self._past.pop(0)[1].index)
-        self._index = torch.cat([one.index for _, one in self._past])
-        self._units = torch.cat([one.units for _, one in self._past], 1)
+        leaders = self._scan(direction, self._trials > 0)
+        self._keep(direction, leaders)
         return best(leaders.index, direction @ leaders.units)[0]
 
-    def _known(self, direction: Tensor) -> tuple[int, float] | None:
+    def _keep(self, direction: Tensor, leaders: Leaders) -> None:
+        if self._trials <= 0:
+            self._past = []
+            return
+        self._past.append((direction, leaders))
+        if sum(one.index.numel() for _, one in self._past) > _MOST_LEADERS:
+            self._past = self._past[len(self._past) // 2 :]
+        self._index = torch.cat([one.index for _, one in self._past])
+        self._units = torch.cat([one.units for _, one in self._past], 1)
+        self._directions = torch.stack([before for before, _ in self._past])
+        self._bounds = torch.tensor([one.bound for _, one in self._past], dtype=torch.float64)
+
+    def _known(self, direction: Tensor) -> tuple[int, float]:
         """The best of all leaders that are still allowed, and its cosine."""
-        if not self._past:
-            return None
         cosines = torch.where(self.allowed[self._index], direction @ self._units, -torch.inf)
-        known = best(self._index, cosines)
-        return known if known[1] > -math.inf else None
+        return best(self._index, cosines)
 
     def _bound(self, direction: Tensor) -> float:
         """The largest cosine that a point outside the leaders can have."""
-        least = math.inf
-        for before, leaders in self._past:
-            turned = float(before @ direction)
-            if turned > leaders.bound:  # else it may have turned as far as to any of them
-                aside = float(torch.linalg.vector_norm(direction - turned * before))
-                # cos(beta - theta), with sines that are exact where angles are small
-                least = min(least, leaders.bound * turned + math.sqrt(1 - leaders.bound**2) * aside + 1e-12)
-        return least
+        turned = self._directions @ direction
+        aside = torch.linalg.vector_norm(direction - turned[:, None] * self._directions, dim=1)
+        # cos(beta - theta), with sines that are exact where angles are small
+        bounds = self._bounds * turned + (1 - self._bounds**2).sqrt() * aside + 1e-12
+        # It may have turned as far as to any of them.
+        return float(torch.where(turned > self._bounds, bounds, torch.inf).min())
 
 
 def best(index: Tensor, cosines: Tensor) -> tuple[int, float]:

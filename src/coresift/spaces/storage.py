@@ -10,9 +10,9 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from rich.console import Console
 from torch import Tensor
@@ -81,11 +81,18 @@ class InMemory(Columns):
         self.shape, self.dtype, self.device = (values.shape[0], values.shape[1]), values.dtype, values.device
         self.block = _BLOCK_ON_GPU if values.is_cuda else BLOCK
 
+    @classmethod
+    def empty(cls, rows: int, size: int, dtype: torch.dtype, device: torch.device) -> InMemory:
+        """Room for a table. On a CPU it is numpy's, which asks for huge pages: a scan is a tenth faster."""
+        if device.type != "cpu":
+            return cls(torch.empty(rows, size, dtype=dtype, device=device))
+        return cls(torch.from_numpy(np.empty((rows, size), torch.empty(0, dtype=dtype).numpy().dtype)))
+
     def part(self, part: slice) -> Tensor:
         return self.values[:, part]
 
     def at(self, index: Tensor) -> Tensor:
-        return self.values.index_select(1, index.to(self.device))
+        return take(self.values, index)
 
     def put(self, index: Tensor, values: Tensor) -> None:
         self.values.index_copy_(1, index.to(self.device), values.to(self.values))
@@ -168,7 +175,7 @@ def map_pool(
         if columns is None:
             needed = (len(values) * kind.itemsize + _BESIDE) * len(pool) + LIBRARIES
             if memory is None or needed <= memory or device.type != "cpu":
-                columns = InMemory(torch.empty(len(values), len(pool), dtype=kind, device=device))
+                columns = InMemory.empty(len(values), len(pool), kind, device)
             else:
                 columns = OnDisk(
                     len(values), len(pool), kind, _block_on_disk(len(values) * kind.itemsize, memory)
@@ -209,7 +216,7 @@ def new_like(like: Columns, rows: int, dtype: torch.dtype) -> Columns:
     """Room for more numbers of the same points, where those are, in the same blocks."""
     if isinstance(like, OnDisk):
         return OnDisk(rows, len(like), dtype, like.block)
-    found = InMemory(torch.empty(rows, len(like), dtype=dtype, device=like.device))
+    found = InMemory.empty(rows, len(like), dtype, like.device)
     found.block = like.block
     return found
 
@@ -220,30 +227,24 @@ def _block_on_disk(width: int, memory: int) -> int:
     return min(max(memory // 32 // width // page, 1) * page, BLOCK)
 
 
-def where_below(values: Tensor, bound: float = 0.0) -> Tensor:
-    """(c,) the positions of values (n,) below a bound."""
-    return _positions(values < bound) if values.is_cuda else _few_positions(values.numpy() < bound)
+def take(table: Tensor, index: Tensor) -> Tensor:
+    """(R, k) the columns ``index`` of a table (R, N); `index_select` would copy a part of a table whole
+    before it looks.
+    """
+    return table.gather(1, index.to(table.device).expand(len(table), -1))
 
 
-def where_equal(values: Tensor, value: int) -> Tensor:
-    """(c,) the positions of ``value`` among ``values`` (n,)."""
-    return _positions(values == value) if values.is_cuda else _few_positions(values.numpy() == value)
+def where(values: Tensor, compare: Callable[[Any, float], Any], bound: float) -> Tensor:
+    """(c,) the positions of values (n,) that compare with a bound, in ascending order; numpy looks at a mask
+    three times as fast as torch does.
 
-
-def _positions(mask: Tensor) -> Tensor:
-    return mask.nonzero()[:, 0]
-
-
-def _few_positions(mask: npt.NDArray[np.bool_]) -> Tensor:
-    """Where a mask is true, by looking at eight entries at a time first: much quicker where few are."""
-    even = len(mask) - len(mask) % 8
-    words = mask[:even].view(np.uint64).nonzero()[0]
-    if 16 * len(words) > len(mask):
-        return torch.from_numpy(mask.nonzero()[0])
-    places = (8 * words[:, None] + np.arange(8)).ravel()
-    rest = np.arange(even, len(mask))
-    places = np.concatenate([places, rest])
-    return torch.from_numpy(places[mask[places]])
+    >>> from operator import gt
+    >>> where(torch.tensor([0.5, 2.0, 3.0]), gt, 1.0)
+    tensor([1, 2])
+    """
+    if values.is_cuda:
+        return cast(Tensor, compare(values, bound).nonzero()[:, 0])
+    return torch.from_numpy(compare(values.numpy(), bound).nonzero()[0])
 
 
 def as_bytes(number: float) -> str:

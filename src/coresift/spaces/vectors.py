@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from abc import abstractmethod
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from coresift.spaces.base import ANCHORS, Space
 from coresift.spaces.centres import VectorCentres
 from coresift.spaces.leaders import TIED, Leaders, Scan, best
 from coresift.spaces.on_gpu import CentresOnGPU, ScanOnGPU, has_kernels
-from coresift.spaces.storage import Columns, InMemory, new_like, where_below
+from coresift.spaces.storage import Columns, InMemory, new_like, where
 from coresift.types import Index, InputError
 
 # Leading points that a scan keeps.
@@ -142,6 +143,11 @@ class VectorSpace(ColumnSpace):
     def total(self) -> Tensor:
         return self._total
 
+    def coordinates(self, n: int) -> Tensor:
+        if n not in self._fetched:  # a step asks for one point again and again
+            self.fetch(torch.tensor([n]))
+        return self._fetched[n]
+
     def columns_at(self, index: Tensor) -> Tensor:
         positions = index.tolist() if self._fetched else []
         if not positions or not all(n in self._fetched for n in positions):
@@ -197,36 +203,31 @@ class Scanner:
             self._scale = space.sizes.values[0] * allowed.to(space.device)
         self._out = torch.empty(space.columns.block, dtype=space.columns.dtype, device=space.device)
 
-    def __call__(self, direction: Tensor, likely: float | None) -> Leaders:
-        """The winner and `_LEADERS` points beside it; or only those too near to it to tell by rounded
-        numbers, if a cosine is given that is ``likely`` to be close to the winner's.
+    def __call__(self, direction: Tensor, many: bool) -> Leaders:
+        """The winner and, if there are to be ``many``, `_LEADERS` points beside it; else only those too near
+        to it to tell by rounded numbers.
         """
-        tries = [partial(self._many, direction, masked=False), partial(self._many, direction, masked=True)]
-        if likely is not None:
-            near = partial(self._near, direction, likely - 2 * self.space.resolution, masked=False)
-            tries = [near, near, *tries]
-        for look in tries:
-            leaders = self._exact(*look())
+        for look in (self._many,) if many else (self._near, self._near):
+            leaders = self._exact(*look(direction, masked=False))
             # Not where points stood in front that were taken out meanwhile, which is noted for the next time.
             if leaders is not None and float((direction @ leaders.units).max()) > leaders.bound:
                 return leaders
-        leaders = self._exact(*self._near(direction, -torch.inf, masked=True))
+        leaders = self._exact(*self._near(direction, masked=True))
         if leaders is None:
             raise FloatingPointError("no inner product is a number: the vectors' scales are out of range")
         return leaders
 
-    def _near(self, direction: Tensor, bound: float, masked: bool) -> tuple[Tensor, float]:
-        """Points above ``bound`` whose rounded cosines are within rounding of the highest, and a bound on all
-        others.
-        """
-        index, cosines = torch.empty(0, dtype=torch.long), self._out[:0].cpu()
+    def _near(self, direction: Tensor, masked: bool) -> tuple[Tensor, float]:
+        """Points whose rounded cosines are within rounding of the highest, and a bound on all others."""
+        bound = -torch.inf
+        found: list[tuple[float, Tensor]] = []  # of a block, the highest cosine and the points near it
         for part, values, top in self._cosines(direction, masked):
             if top > bound:
                 bound = max(bound, top - 2 * self.space.resolution)
-                here, still = where_below(-values, -bound), cosines > bound
-                index = torch.cat([index[still], here.cpu() + part.start])
-                cosines = torch.cat([cosines[still], values[here].cpu()])
-        if len(index) > _MOST_LEADERS:
+                found.append((top, where(values, operator.gt, bound).cpu() + part.start))
+        near = [index for top, index in found if top > bound]
+        index = torch.cat(near) if near else torch.empty(0, dtype=torch.long)
+        if index.numel() > _MOST_LEADERS:
             return self._first(direction, index)
         return index, bound + self.space.resolution
 
@@ -247,7 +248,7 @@ class Scanner:
         for part, values, top in self._cosines(direction, masked):
             if top > bound:
                 first = bound == -torch.inf and len(values) > _LEADERS
-                here = values.topk(_LEADERS).indices if first else where_below(-values, -bound)
+                here = values.topk(_LEADERS).indices if first else where(values, operator.gt, bound)
                 index = torch.cat([index, here.cpu() + part.start])
                 cosines = torch.cat([cosines, values[here].cpu()])
                 bound = float(cosines.min()) if first else bound
@@ -278,12 +279,12 @@ class Scanner:
     def _exact(self, index: Tensor, bound: float) -> Leaders | None:
         """Those that may still be chosen, in float64."""
         allowed = self.allowed[index]
-        if self._scale is not None and not bool(allowed.all()):
-            self._scale[index[~allowed].to(self._scale.device)] = 0.0
-        index = index[allowed]
-        if len(index) == 0:
-            return None
+        if not bool(allowed.all()):
+            if self._scale is not None:
+                self._scale[index[~allowed].to(self._scale.device)] = 0.0
+            index = index[allowed]
         columns = self.space.columns_at(index)
         norms = columns.square().sum(0).sqrt()
-        index, columns, norms = index[norms > 0], columns[:, norms > 0], norms[norms > 0]
+        if not bool((norms > 0).all()):
+            index, columns, norms = index[norms > 0], columns[:, norms > 0], norms[norms > 0]
         return Leaders(index, columns / norms, min(max(bound, -1.0), 1.0)) if len(index) else None
