@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from coresift.engines.cuda import CentreSteps, Foreseen, FrankWolfeSteps, Layout
+from coresift.engines.cuda import CentreSteps, Foreseen, FrankWolfeSteps, Layout, half_error
+from coresift.selectors import FrankWolfe
+from coresift.spaces import VectorSpace
 
 INSTALLED = importlib.util.find_spec("triton") is not None
 # (J, N): N is no multiple of a block, J no multiple of the rows that are loaded at once.
@@ -62,7 +64,7 @@ def frank_wolfe(vectors, scale, target, start, steps, close, tolerance):
     return chosen, rows, None
 
 
-def check_frank_wolfe(device: str, kernels: bool, close: bool) -> None:
+def check_frank_wolfe(device: str, kernels: bool, close: bool, half: bool) -> None:
     for height, size in SHAPES:
         vectors, scale = draw(height, size)
         target = vectors.double().sum(1).numpy()
@@ -70,7 +72,7 @@ def check_frank_wolfe(device: str, kernels: bool, close: bool) -> None:
         nothing = (np.zeros(height), 0.0, 0.0, sigma)
         chosen, rows, refused = frank_wolfe(vectors, scale, target, nothing, 24, close, 1e-6)
         own = scale.clone().to(device)
-        engine = FrankWolfeSteps(vectors.to(device), own, layout=SMALL, kernels=kernels)
+        engine = FrankWolfeSteps(vectors.to(device), own, half=half, layout=SMALL, kernels=kernels)
         # In two runs: the second goes on where the first ended, and must leave nothing of it behind.
         first = engine.run(torch.tensor(target), torch.zeros(height), 0.0, 0.0, sigma, 7, close, 1e-6)
         parts: list[Foreseen] = [first]
@@ -84,13 +86,15 @@ def check_frank_wolfe(device: str, kernels: bool, close: bool) -> None:
         assert (own == 0).sum() == (scale == 0).sum() + (len(chosen) if close else 0)
 
 
-def check_frank_wolfe_ends(device: str, kernels: bool) -> None:
+def check_frank_wolfe_ends(device: str, kernels: bool, half: bool) -> None:
     vectors, scale = draw(3, 200)
     total = vectors.double().sum(1)
     sigma = float(vectors.double().square().sum(0).sqrt().sum())
 
     def run(scale, target, steps=50, tolerance=0.0, close=False):
-        engine = FrankWolfeSteps(vectors.to(device), scale.clone().to(device), layout=SMALL, kernels=kernels)
+        engine = FrankWolfeSteps(
+            vectors.to(device), scale.clone().to(device), half=half, layout=SMALL, kernels=kernels
+        )
         return engine.run(target, torch.zeros(3), 0.0, 0.0, sigma, steps, close, tolerance)
 
     # At a distance of a tenth, a few steps suffice.
@@ -114,6 +118,47 @@ def check_frank_wolfe_ends(device: str, kernels: bool) -> None:
     scale[:] = 1 / vectors[:, 0].norm()
     scale[:70] = 0.0
     assert run(scale, vectors.double().sum(1), steps=1).index.tolist() == [70]
+
+
+# Pools whose rounded scores mislead: cosines that differ by less than float16 can tell, ties, norms that
+# float16 cannot hold, numbers too small for it.
+HARD = {
+    "near": lambda values: values[:, :1] + 1e-5 * values,
+    "copies": lambda values: values[:, torch.arange(values.shape[1]) % 5],
+    "long and short": lambda values: values * torch.logspace(-18, 18, values.shape[1]),
+    "small numbers": lambda values: values * torch.logspace(-9, 0, len(values))[:, None],
+}
+
+
+def check_half_on_hard_pools(device: str, kernels: bool) -> None:
+    for kind in HARD.values():
+        vectors, scale = draw(10, 900, seed=3)
+        vectors = kind(vectors)
+        scale[scale > 0] = 1 / vectors.double().square().sum(0).sqrt().float()[scale > 0]
+        sigma = float(vectors.double().square().sum(0).sqrt().sum())
+        total = vectors.double().sum(1)
+        for target in (total, -total, vectors[:, -1].double(), torch.zeros(10)):
+            fine, rough = (
+                FrankWolfeSteps(
+                    vectors.to(device), scale.clone().to(device), half=half, layout=SMALL, kernels=kernels
+                ).run(target, torch.zeros(10), 0.0, 0.0, sigma, 12, close=True, tolerance=-1.0)
+                for half in (False, True)
+            )
+            assert rough.index.tolist() == fine.index.tolist() and rough.refused == fine.refused
+            assert torch.equal(rough.square, fine.square)
+
+
+def check_half_leaves_blocks_out(device: str, kernels: bool) -> None:
+    """A block that cannot win is not looked at: it may say what it likes."""
+    block = 2 * SMALL.block
+    vectors, scale = draw(3, 6 * block)
+    total = vectors.double().sum(1)
+    cosines = (total @ vectors.double()) * scale
+    engine = FrankWolfeSteps(vectors.to(device), scale.to(device), half=True, layout=SMALL, kernels=kernels)
+    worst = int(cosines.view(-1, block).amax(1).argmin())
+    engine.vectors.view(3, -1, block)[:, worst] = 100 * total.to(engine.vectors)[:, None]
+    found = engine.run(total, torch.zeros(3), 0.0, 0.0, float(total.norm()), steps=1).index
+    assert found.tolist() == [int(cosines.argmax())]
 
 
 class Reference:
@@ -194,20 +239,57 @@ def check_centres_end(device: str, kernels: bool) -> None:
 
 
 def check_all(device: str, kernels: bool) -> None:
-    for close in (False, True):
-        check_frank_wolfe(device, kernels, close)
-        check_centres(device, kernels, close)
-    check_frank_wolfe_ends(device, kernels)
+    for flag in (False, True):
+        check_frank_wolfe(device, kernels, close=flag, half=False)
+        check_frank_wolfe(device, kernels, close=flag, half=True)
+        check_frank_wolfe_ends(device, kernels, half=flag)
+        check_centres(device, kernels, largest_cluster=flag)
+    check_half_on_hard_pools(device, kernels)
+    check_half_leaves_blocks_out(device, kernels)
     check_centres_end(device, kernels)
 
 
 @pytest.mark.parametrize("close", [False, True])
-def test_plain_frank_wolfe_steps_are_the_published_ones(close):
-    check_frank_wolfe("cpu", kernels=False, close=close)
+@pytest.mark.parametrize("half", [False, True])
+def test_plain_frank_wolfe_steps_are_the_published_ones(close, half):
+    check_frank_wolfe("cpu", kernels=False, close=close, half=half)
 
 
-def test_plain_frank_wolfe_ends_where_it_should():
-    check_frank_wolfe_ends("cpu", kernels=False)
+@pytest.mark.parametrize("half", [False, True])
+def test_plain_frank_wolfe_ends_where_it_should(half):
+    check_frank_wolfe_ends("cpu", kernels=False, half=half)
+
+
+def test_plain_half_scans_have_the_same_winners():
+    check_half_on_hard_pools("cpu", kernels=False)
+    check_half_leaves_blocks_out("cpu", kernels=False)
+
+
+@pytest.mark.parametrize("height", [2, 10, 100, 1000])
+@pytest.mark.parametrize("small", [False, True])
+def test_scores_in_float16_are_as_near_as_the_bound_says(height, small):
+    vectors, _ = draw(height, 200)
+    vectors = HARD["small numbers"](vectors) if small else vectors
+    scale = 1 / vectors.double().square().sum(0).sqrt().float()
+    exact, rounded = vectors.double() * scale.double(), (vectors * scale).half()
+    # The direction in which rounding moved a vector is the worst one for it.
+    directions = torch.nn.functional.normalize(rounded.double() - exact, dim=0)
+    scores = torch.zeros(200)
+    for row, weight in zip(rounded, directions.float(), strict=True):
+        scores += row * weight
+    error = float((scores - (directions * exact).sum(0)).abs().max())
+    assert (0 if small else 2**-13) < error < half_error(height)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_spaces_choose_the_same_with_half(on_gpu, monkeypatch):
+    vectors, _ = draw(5, 300)
+    expected = FrankWolfe().select(VectorSpace(vectors), 20, pending=[3]).index.tolist()
+    # As on a GPU, but with plain torch in place of kernels.
+    monkeypatch.setattr("coresift.spaces.vectors.has_kernels", lambda space: on_gpu)
+    space = VectorSpace(vectors, half=True)
+    assert FrankWolfe().select(space, 20, pending=[3]).index.tolist() == expected
+    assert ("steps_on_gpu" in vars(space)) == on_gpu
 
 
 @pytest.mark.parametrize("largest_cluster", [False, True])

@@ -246,8 +246,12 @@ def test_saving(tmp_path, outputs, num_members):
         "weights.safetensors",
     ]
     again = NeuralLinearRegressor.load(tmp_path / "model")
+    kept, restored = model._fitted_state()[0], again._fitted_state()[0]
+    assert kept.keys() == restored.keys()
+    assert all(torch.equal(kept[name].cpu(), restored[name].cpu()) for name in kept)
     for left, right in zip(again.predict(x, return_std=True), model.predict(x, return_std=True), strict=True):
-        np.testing.assert_array_equal(left, right)
+        # Where numbers lie in memory decides how some processors round their sums.
+        np.testing.assert_allclose(left, right, rtol=1e-6)
     assert again.get_params() == model.get_params()
 
 

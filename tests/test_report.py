@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from scipy.stats import ttest_rel
 
 from coresift.experiments.comparison import Results, compare_pairs, holm, seeds_needed, standings
 from coresift.experiments.published import departure, paper_name, paper_rmse, paper_seconds
 from coresift.experiments.report import NOTHING, write_report
+from coresift.experiments.runner import _display
 from coresift.experiments.store import Log, Record, read
 from coresift.loop import Round
+from coresift.report.figures import CurvePanel, curve_panels
 
 FIRST, BATCH, FULL, SEEDS = 20, 10, 40, 8
 
@@ -117,20 +122,20 @@ def results(folder: Path, data: str, *, known: bool = True) -> Results:
     )
 
 
-def section(out: Path, data: str) -> str:
-    return (out / "table1.md").read_text(encoding="utf-8").split(f"## {data}\n")[1].split("\n## ")[0]
+def section(out: Path, data: str, file: str = "table1.md") -> str:
+    return (out / file).read_text(encoding="utf-8").split(f"## {data}\n")[1].split("\n## ")[0]
 
 
-def rows(out: Path, data: str, column: str) -> dict[str, list[str]]:
+def rows(out: Path, data: str, column: str, file: str = "table1.md") -> dict[str, list[str]]:
     """The table of a data set that has such a column: row name -> cells."""
-    blocks = section(out, data).split("\n\n")
+    blocks = section(out, data, file).split("\n\n")
     table = next(block for block in blocks if block.startswith("|") and column in block)
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     return {name: cells for name, *cells in lines[2:]}
 
 
-def cell(values: list[float]) -> str:
-    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1) / np.sqrt(len(values)):.3f}"
+def cell(values: list[float], digits: int = 3) -> str:
+    return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1) / np.sqrt(len(values)):.{digits}f}"
 
 
 def test_equal_labels(out: Path) -> None:
@@ -339,6 +344,12 @@ def test_nothing_finished(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.png"))
 
 
+def test_nothing_begun(tmp_path: Path) -> None:
+    write(Log(tmp_path / "energy/random.jsonl"), {})
+    write_report(tmp_path)
+    assert "There is no ranking yet" in (tmp_path / "table1.md").read_text(encoding="utf-8")
+
+
 def test_page_needs_nothing_else(out: Path) -> None:
     text = (out / "report.html").read_text(encoding="utf-8")
     links = re.findall(r'(?:src|href)="([^"]*)"', text)
@@ -376,3 +387,179 @@ def test_a_run_astray_is_not_the_best(tmp_path: Path) -> None:
     write_report(tmp_path)
     assert results(tmp_path, "d").ranked() == ["z", "random", "a"]
     assert "The most accurate at equal labels is z" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+# Classes.
+
+FEW = 3
+
+
+def accuracy(method: str, seed: int, labels: int) -> float:
+    return round(1 - error(method, seed, labels) / 20, 4)
+
+
+def run_classes(method: str, seed: int, steps: list[int]) -> list[Round]:
+    return [
+        replace(
+            turn,
+            rmse=None,
+            log_density=-error(method, seed, turn.labels) / 10,
+            accuracy=accuracy(method, seed, turn.labels),
+            calibration_error=error(method, seed, turn.labels) / 100,
+        )
+        for turn in run(method, seed, steps)
+    ]
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Few seeds of images, and as many as are needed; with the report on them."""
+    folder = tmp_path_factory.mktemp("classes")
+    for data, seeds in {"cifar10": FEW, "svhn": SEEDS}.items():
+        for method in ("random", "lcmd", "acs-fisher", "maxent"):
+            runs = {seed: run_classes(method, seed, [BATCH, BATCH]) for seed in range(seeds)}
+            write(Log(folder / data / f"{method}.jsonl"), runs)
+        uneven = {seed: run_classes("unfilled", seed, [5, 5, 5, 5]) for seed in range(seeds)}
+        write(Log(folder / data / "unfilled.jsonl"), uneven)
+    write_report(folder)
+    return folder
+
+
+def test_accuracy_is_shown_of_classes(classes: Path) -> None:
+    table = rows(classes, "svhn", "accuracy at 40 labels", "tables.md")
+    for method, refits in {"random": "2", "unfilled": "4"}.items():
+        expected = cell([accuracy(method, seed, FULL) for seed in range(SEEDS)], 4)
+        assert table[method] == [expected, "8", refits]
+    assert (next(iter(table)), list(table)[-1]) == ("lcmd", "acs-fisher")
+    table = rows(classes, "svhn", "accuracy after 2 refits", "tables.md")
+    expected = cell([accuracy("unfilled", seed, 30) for seed in range(SEEDS)], 4)
+    assert table["unfilled"] == [expected, "30", "8"]
+    assert not (classes / "table1.md").exists()
+    for file in ("tables.md", "report.html"):
+        text = (classes / file).read_text(encoding="utf-8")
+        assert "Which labels to buy: the classification experiments" in text
+        assert "All results are test accuracy, mean ± standard error" in text
+        assert not re.search("RMSE|regression|paper|Table [12]|nan", text.split("<main>")[-1])
+
+
+def test_greater_accuracy_is_better(classes: Path) -> None:
+    table = rows(classes, "svhn", "than random", "tables.md")
+    gains = [accuracy("lcmd", seed, FULL) - accuracy("random", seed, FULL) for seed in range(SEEDS)]
+    assert np.mean(gains) > 0
+    assert table["lcmd"] == [f"+{cell(gains, 4)}", "8", f"{4 * 2 / 2**8:.4f}", "better than random"]
+    assert table["acs-fisher"][0].startswith("-") and table["acs-fisher"][-1] == "worse than random"
+    assert table["maxent"][-1] == "not told apart from random"
+    against = rows(classes, "svhn", "than lcmd", "tables.md")["random"]
+    assert against[0].startswith("-") and against[-1] == "worse than lcmd"
+    assert "t-test" not in section(classes, "svhn", "tables.md")
+
+
+def test_few_seeds_have_a_t_test(classes: Path) -> None:
+    table = rows(classes, "cifar10", "than random", "tables.md")
+    found = {
+        method: ttest_rel(
+            [accuracy(method, seed, FULL) for seed in range(FEW)],
+            [accuracy("random", seed, FULL) for seed in range(FEW)],
+        ).pvalue
+        for method in table
+    }
+    for method, p_value in zip(found, holm([*found.values()]), strict=True):
+        # Three signs: at best 2 / 2^3, which Holm's correction brings to one half at least.
+        assert float(table[method][2]) >= 0.5
+        assert table[method][3] == ("< 0.0001" if p_value < 1e-4 else f"{p_value:.4f}")
+    assert table["lcmd"][-1] == "better than random, if differences are normal"
+    assert table["acs-fisher"][-1] == "worse than random, if differences are normal"
+    assert table["maxent"][-1] == "not told apart from random"
+    text = section(classes, "cifar10", "tables.md")
+    assert "p, Wilcoxon | p, t-test" in text
+    assert "With fewer than 8 finished seeds" in text and "it leans on the differences being normal" in text
+
+
+def test_differences_without_scatter_tell_a_t_test_nothing() -> None:
+    errors = {"random": {0: 1 - 0.83, 1: 1 - 0.81}, "m": {0: 1 - 0.84, 1: 1 - 0.82}}
+    (pair,) = compare_pairs(errors, "random", if_normal=True)
+    assert (pair.p_if_normal, pair.verdict) == (1.0, "not told apart from random")
+
+
+def test_the_end_of_the_budget(classes: Path) -> None:
+    ends = [error("unfilled", seed, FULL) for seed in range(SEEDS)]
+    surprise, gaps = cell([end / 10 for end in ends], 4), cell([end / 100 for end in ends], 4)
+    table = rows(classes, "svhn", "NLL", "tables.md")
+    assert table["unfilled"] == [surprise, gaps, "4", "0.5", "2.5", "12"]
+
+
+def test_standings_of_classes_are_by_what_is_wrong(classes: Path) -> None:
+    text = (classes / "tables.md").read_text(encoding="utf-8")
+    ratios = [
+        np.sum([1 - accuracy("lcmd", seed, FULL) for seed in range(seeds)])
+        / np.sum([1 - accuracy("random", seed, FULL) for seed in range(seeds)])
+        for seeds in (FEW, SEEDS)
+    ]
+    mean = np.sqrt(ratios[0] * ratios[1])
+    assert f"The most accurate at equal labels is lcmd: it is wrong {mean:.2f} times as often as rand" in text
+    assert "The share of test points that is wrong, as a share of random's" in text
+    assert f"| lcmd | {mean:.3f} | {mean:.3f} | {ratios[0]:.3f} | {ratios[1]:.3f} |" in text
+
+
+def test_both_sorts_in_one_folder(folder: Path, out: Path, classes: Path, tmp_path: Path) -> None:
+    for source in (folder / "yacht", folder / "boston", classes / "cifar10"):
+        for path in source.glob("*.jsonl"):
+            target = tmp_path / source.name / path.name
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    write_report(tmp_path)
+    assert not (tmp_path / "tables.md").exists()
+    assert section(tmp_path, "yacht").strip() == section(out, "yacht").strip()
+    alone = section(classes, "cifar10", "tables.md")
+    assert section(tmp_path, "cifar10").strip() == alone.strip()
+    text = (tmp_path / "table1.md").read_text(encoding="utf-8")
+    assert text.startswith("# Which labels to buy: the regression and classification experiments\n")
+    assert "Results are test RMSE or, of classes, test accuracy, mean" in text
+    # Each sort has a ranking of its own.
+    assert "| method | equal labels | equal refits | boston | yacht |" in text
+    assert "| method | equal labels | equal refits | cifar10 |" in text
+    for row in pq.read_table(tmp_path / "rounds.parquet").to_pylist():
+        of_classes = row["data"] == "cifar10"
+        assert (row["rmse"] is None) is of_classes
+        assert (row["accuracy"] is None) is not of_classes
+        assert (row["calibration_error"] is None) is not of_classes
+        if of_classes:
+            assert row["accuracy"] == accuracy(row["method"], row["seed"], row["labels"])
+
+
+def test_all_may_be_right(tmp_path: Path) -> None:
+    for method in ("random", "lcmd"):
+        runs = {seed: [Round(0, 20, 0, None, -0.1, accuracy=1.0, calibration_error=0.0)] for seed in range(2)}
+        write(Log(tmp_path / f"d/{method}.jsonl"), runs)
+    write_report(tmp_path)
+    assert rows(tmp_path, "d", "apart from random", "tables.md")["lcmd"][0] == "+0.0000 ± 0.0000"
+    assert "| random | 1.000 | 1.000 | 1.000 |" in (tmp_path / "tables.md").read_text(encoding="utf-8")
+
+
+def test_the_axis_of_shares() -> None:
+    values = np.array([[0.1, 0.9, 0.99], [0.1, 0.92, 1.0]])
+    axes = curve_panels([CurvePanel("labels", {"random": ([1, 2, 3], values)})], "accuracy", shares=True).axes
+    low, high = axes[0].get_ylim()
+    assert axes[0].get_yscale() == "linear"
+    assert 0.8 < low < 0.91 and high == 1
+
+
+@pytest.mark.parametrize(
+    ("rounds", "words"),
+    [
+        ([Round(1, 30, 0, 2.0, 0.0), Round(1, 30, 0, 4.0, 0.0)], "30 labels, RMSE 3.000 ± 1.000"),
+        (
+            [Round(1, 30, 0, None, 0.0, accuracy=value, calibration_error=0.0) for value in (0.909, 0.915)],
+            "30 labels, accuracy 0.912 ± 0.003",
+        ),
+    ],
+)
+def test_what_the_bars_say(rounds: list[Round], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    simulation: Any = SimpleNamespace(first=20, batch=10, budget=10)
+    state: Any = SimpleNamespace(labelled=range(30), done=True)
+    with _display("data", ["m"], simulation) as show:
+        show(
+            dict.fromkeys([("m", 0), ("m", 1)], state),
+            {("m", seed): turn for seed, turn in enumerate(rounds)},
+        )
+    assert capsys.readouterr().err == f"data m: 2 seeds, {words}\n"

@@ -230,20 +230,6 @@ def test_lcmd_by_hand():
     assert batch.index.tolist() == [2, 4]
 
 
-def test_k_medoids_finds_the_middles_and_respects_pending():
-    centres = torch.tensor([[0.0, 20.0, 40.0], [0.0, 20.0, 0.0]], dtype=torch.float64)
-    points = torch.cat([centres[:, [k]] + random_vectors(2, 30, seed=k) for k in range(3)], 1)
-    batch = KMedoids().select(FeatureSpace(points), 3)
-    assert sorted(batch.index // 30) == [0, 1, 2]
-    assert batch.weights.sum() == pytest.approx(90)
-    assert (np.diff(batch.weights) <= 0).all()
-    pending = [5]
-    rest = KMedoids().select(FeatureSpace(points), 2, pending=pending)
-    assert sorted(rest.index // 30) == [1, 2]
-    sampled = KMedoids(max_points=40).select(FeatureSpace(points), 3)
-    assert sorted(sampled.index // 30) == [0, 1, 2]
-
-
 def test_duplicates_come_last_in_rankings():
     rows = torch.tensor([[1.0], [1.0], [2.0], [-0.0], [0.0]])
     score = Score(torch.tensor([5.0, 5.0, 1.0, 3.0, 4.0]), as_pool(rows))

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from joblib import Parallel, delayed
+from torch import Tensor
 
 from coresift.pool import ArrayPool
 from coresift.strategies import Strategy, find_strategy, select
-from coresift.types import Floats, Index, InputError
+from coresift.types import Index, InputError
 
 # Below this many pool points a batch is chosen faster on the CPU than on a GPU.
 SMALL_POOL = 50_000
@@ -72,24 +73,37 @@ class Round:
     fits : how often the model had been trained before.
     labels : true labels it was now trained on.
     guessed : further labels that were its own predictions.
-    rmse, log_density : error and mean predictive log density on the test points.
+    rmse : error on the test points; ``None`` of classes.
+    log_density : mean predictive log density of the test points, or log probability of their true classes.
     chosen : rows chosen then; none in the last round.
     guesses : predictions to stand for the labels of the chosen rows, where they are imputed.
     bought : rows whose true labels came in.
     fit_seconds : this run's share of the training.
     select_seconds : what it took to build the batch.
+    accuracy, calibration_error : of classes, the share of test points whose most likely class is the true
+        one, and how far such shares are from the probabilities given, on average; see `calibration_error`.
     """
 
     fits: int
     labels: int
     guessed: int
-    rmse: float
+    rmse: float | None
     log_density: float
     chosen: tuple[int, ...] = ()
     guesses: tuple[float, ...] = ()
     bought: tuple[int, ...] = ()
     fit_seconds: float = 0.0
     select_seconds: float = 0.0
+    accuracy: float | None = None
+    calibration_error: float | None = None
+
+    @property
+    def error(self) -> float:
+        """What methods are compared by: the RMSE or, of classes, the share that is wrong."""
+        if self.accuracy is not None:
+            return 1 - self.accuracy
+        assert self.rmse is not None, "a round measures one or the other"
+        return self.rmse
 
 
 @dataclass(frozen=True)
@@ -130,12 +144,14 @@ class Simulation:
 
     Attributes
     ----------
-    x, y : (N, d) rows and (N,) labels.
-    model : an estimator with ``fit_many``, such as `NeuralLinearRegressor`.
+    x, y : (N, ...) rows and (N,) labels, numbers or classes; images of bytes may be a tensor on a GPU.
+    model : an estimator with ``fit_many``, such as `NeuralLinearRegressor` or, for classes,
+        `NeuralLinearClassifier`.
     first : labels at the start, drawn at random.
     batch : labels bought in a round.
     budget : labels bought in all.
-    test_share : of the rows, kept for testing.
+    test_share : of the rows, kept for testing, other ones for each seed.
+    num_test : instead, the last rows are for testing, that many for every seed.
     workers : processes that evaluate and choose side by side, where the pool is small.
 
     >>> from coresift.models import NeuralLinearRegressor
@@ -147,13 +163,14 @@ class Simulation:
     [[10, 10, 10], [15, 15, 15], [20, 20, 20]]
     """
 
-    x: npt.NDArray[Any]
-    y: Floats
+    x: npt.NDArray[Any] | Tensor
+    y: npt.NDArray[Any]
     model: Any
     first: int = 20
     batch: int = 10
     budget: int = 100
     test_share: float = 0.2
+    num_test: int | None = None
     workers: int = 1
 
     def __post_init__(self) -> None:
@@ -171,10 +188,15 @@ class Simulation:
 
     @property
     def _test_size(self) -> int:
-        return round(self.test_share * len(self.x))
+        return round(self.test_share * len(self.x)) if self.num_test is None else self.num_test
 
     def _order(self, seed: int) -> Index:
-        return np.random.default_rng(seed).permutation(len(self.x))
+        """(N,) the rows, those for testing first."""
+        if self.num_test is None:
+            return np.random.default_rng(seed).permutation(len(self.x))
+        others = len(self.x) - self.num_test
+        test = np.arange(others, len(self.x))
+        return np.concatenate([test, np.random.default_rng(seed).permutation(others)])
 
     def test_rows(self, seed: int) -> Index:
         """(M,) the rows kept for testing."""
@@ -190,12 +212,13 @@ class Simulation:
         rows = self._order(seed)[self._test_size : self._test_size + self.first]
         return State(method, seed, tuple(rows.tolist()))
 
-    def known(self, state: State) -> tuple[Index, Floats]:
+    def known(self, state: State) -> tuple[Index, npt.NDArray[Any]]:
         """Rows and labels to train on, guesses among them."""
         rows = np.array([*state.labelled, *(row for row, _ in state.guesses)])
-        return rows, np.concatenate(
-            [self.y[rows[: len(state.labelled)]], [guess for _, guess in state.guesses]]
-        )
+        labels = self.y[rows[: len(state.labelled)]]
+        if not state.guesses:
+            return rows, labels
+        return rows, np.concatenate([labels, [guess for _, guess in state.guesses]])
 
     def _wanted(self, state: State) -> int:
         """How many points to choose now."""
@@ -222,8 +245,8 @@ def step(simulation: Simulation, states: Sequence[State]) -> tuple[list[State], 
     threads = 1 if workers > 1 else torch.get_num_threads()
     look = delayed(_look_and_choose)
     rounds = Parallel(n_jobs=workers)(
-        look(simulation, state, posterior, threads)
-        for state, posterior in zip(states, posteriors, strict=True)
+        look(simulation, state, posterior, getattr(model, "classes_", None), threads)
+        for state, model, posterior in zip(states, models, posteriors, strict=True)
     )
     rounds = [replace(turn, fit_seconds=share) for turn in rounds]
     return [state.after(turn) for state, turn in zip(states, rounds, strict=True)], rounds
@@ -236,19 +259,19 @@ def run(simulation: Simulation, states: Sequence[State]) -> Iterator[list[Round]
         yield rounds
 
 
-def _look_and_choose(simulation: Simulation, state: State, posterior: Any, threads: int) -> Round:
+def _look_and_choose(
+    simulation: Simulation,
+    state: State,
+    posterior: Any,
+    classes: npt.NDArray[Any] | None,
+    threads: int,
+) -> Round:
     """Test the model, then choose what to ask next."""
     torch.set_num_threads(threads)
     test = simulation.test_rows(state.seed)
-    predictive = posterior.predictive(torch.as_tensor(simulation.x[test]))
-    target = torch.as_tensor(simulation.y[test]).to(predictive.mean)
-    turn = Round(
-        fits=state.fits,
-        labels=len(state.labelled),
-        guessed=len(state.guesses),
-        rmse=float((predictive.mean - target).square().mean().sqrt()),
-        log_density=float(predictive.log_prob(target).mean()),
-    )
+    predictive, target = posterior.predictive(torch.as_tensor(simulation.x[test])), simulation.y[test]
+    measured = _regressed(predictive, target) if classes is None else _classified(predictive, target, classes)
+    turn = Round(fits=state.fits, labels=len(state.labelled), guessed=len(state.guesses), **measured)
     wanted = simulation._wanted(state)
     if wanted == 0:
         return turn
@@ -277,6 +300,50 @@ def _look_and_choose(simulation: Simulation, state: State, posterior: Any, threa
         complete = len(waiting) == simulation.batch or labels == simulation.first + simulation.budget
         bought = waiting if complete else ()
     return replace(turn, chosen=chosen, guesses=guesses, bought=bought, select_seconds=seconds)
+
+
+def _regressed(predictive: Any, target: npt.NDArray[Any]) -> dict[str, Any]:
+    truth = torch.as_tensor(target).to(predictive.mean)
+    return {
+        "rmse": float((predictive.mean - truth).square().mean().sqrt()),
+        "log_density": float(predictive.log_prob(truth).mean()),
+    }
+
+
+def _classified(predictive: Any, target: npt.NDArray[Any], classes: npt.NDArray[Any]) -> dict[str, Any]:
+    # A class that the model has never met has no column; a point of it is wrong, and as unlikely as can be.
+    place = np.searchsorted(classes, target).clip(max=len(classes) - 1)
+    met = torch.as_tensor(classes[place] == target)
+    probs = predictive.probs.double().cpu()
+    given = torch.where(met, probs.gather(1, torch.as_tensor(place)[:, None])[:, 0], 0.0)
+    right = met & (probs.argmax(1) == torch.as_tensor(place))
+    return {
+        "rmse": None,
+        "log_density": float(given.clamp(min=torch.finfo(torch.float32).tiny).log().mean()),
+        "accuracy": float(right.double().mean()),
+        "calibration_error": calibration_error(probs.amax(1), right),
+    }
+
+
+def calibration_error(confidence: Tensor, right: Tensor, bins: int = 15) -> float:
+    """How far confidence and accuracy are apart, on average over points sorted into bins of confidence.
+
+    Parameters
+    ----------
+    confidence : (n,) the probability of the most likely class.
+    right : (n,) bool, whether it was the true one.
+
+    References
+    ----------
+    Guo et al., On Calibration of Modern Neural Networks, 2017.
+
+    >>> calibration_error(torch.tensor([0.8, 0.8, 0.8, 0.8]), torch.tensor([True, True, True, False]))
+    0.05
+    """
+    place = (confidence * bins).long().clamp(max=bins - 1)
+    gaps = torch.zeros(bins, dtype=torch.float64)
+    gaps.index_add_(0, place, confidence.double() - right.double())
+    return round(float(gaps.abs().sum() / len(confidence)), 6)
 
 
 def _seed(state: State, purpose: int) -> int:

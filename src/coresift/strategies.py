@@ -35,6 +35,7 @@ from coresift.spaces.gradient import badge_space
 from coresift.spaces.likelihood import default_num_samples, likelihood_space
 from coresift.spaces.predictive import predictive_space
 from coresift.spaces.storage import as_bytes
+from coresift.spaces.vectors import VectorSpace
 from coresift.types import Batch, InputError, make_generator
 
 DEFAULT = "predictive-lcmd"
@@ -57,6 +58,7 @@ class Problem:
     num_samples : J, how many posterior samples to draw.
     exact : whether to use closed forms where there are any.
     memory : bytes the process may hold; ``None`` is no limit.
+    half : whether Frank-Wolfe scans float16 copies of the vectors on a GPU.
     """
 
     pool: Pool
@@ -68,6 +70,7 @@ class Problem:
     generator: torch.Generator
     exact: bool = True
     memory: int | None = None
+    half: bool = False
 
     @property
     def posterior(self) -> Posterior:
@@ -99,6 +102,8 @@ class Strategy:
     ) -> Batch:
         """Build, then choose."""
         space = self.build(problem)
+        if problem.half and isinstance(space, VectorSpace):
+            space.half = True
         return self.selector.select(space, budget, pending=pending, exclude=exclude, seed=problem.generator)
 
 
@@ -255,6 +260,7 @@ def select(
     num_samples: int | None = None,
     exact: bool = True,
     memory: int | str | None = None,
+    half: bool = False,
     engine: Literal["ray"] | None = None,
     num_workers: int | None = None,
     seed: int = 0,
@@ -285,6 +291,8 @@ def select(
     exact : ``False`` samples the likelihood space of linear models too, which has a closed form.
     memory : how much the process may hold, such as "2GB" or a number of bytes; the vectors of larger pools
         then go to a temporary file. No limit by default.
+    half : keep float16 copies of the vectors on a GPU, half as much for each Frank-Wolfe scan to read; the
+        batch is the same. Takes half as much GPU memory again; without effect elsewhere.
     engine, num_workers : "ray" shares the pool among so many workers of a cluster, one for each CPU by
         default; see docs/cluster.md.
     seed : the same seed gives the same batch.
@@ -323,6 +331,7 @@ def select(
         generator=make_generator(seed),
         exact=exact,
         memory=limit,
+        half=half,
     )
     if (
         isinstance(problem.num_samples, bool)

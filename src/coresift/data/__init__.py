@@ -1,4 +1,4 @@
-"""Tables to experiment on: the published ones by name, and files of one's own."""
+"""Tables and images to experiment on: the published ones by name, and tables of one's own."""
 
 from __future__ import annotations
 
@@ -7,11 +7,26 @@ from importlib import resources
 import numpy as np
 
 from coresift.data.generated import generated_year
+from coresift.data.image_files import Images, write_sheets
+from coresift.data.images import IMAGES, ImageSource, load_images
 from coresift.data.readers import Table
 from coresift.data.tables import TABLES, Source, checksum, load_table
 from coresift.types import Floats
 
-__all__ = ["TABLES", "Source", "Table", "checksum", "generated_year", "load_energy", "load_table"]
+__all__ = [
+    "IMAGES",
+    "TABLES",
+    "ImageSource",
+    "Images",
+    "Source",
+    "Table",
+    "checksum",
+    "generated_year",
+    "load_energy",
+    "load_images",
+    "load_table",
+    "write_sheets",
+]
 
 
 def load_energy() -> tuple[Floats, Floats]:

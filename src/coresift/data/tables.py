@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -138,15 +139,16 @@ def load_table(
     raise InputError(f"there is no table or file {name!r}; {hint}")
 
 
-def checksum(x: Numbers, y: Numbers) -> str:
-    """SHA-256 of the shape of x (N, d) and the numbers of x and y (N,) in float32, whatever file held them.
+def checksum(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> str:
+    """SHA-256 of the shape of x (N, ...) and the numbers of x and y (N,) in float32, whatever file held them;
+    of bytes, as they are.
 
     >>> checksum(np.ones((2, 1)), np.zeros(2))[:8]
     '0e662cab'
     """
     digest = hashlib.sha256(np.array(x.shape, "<i8").tobytes())
     for numbers in (x, y):
-        digest.update(numbers.astype("<f4").tobytes())
+        digest.update(numbers.data if numbers.dtype == np.uint8 else numbers.astype("<f4").tobytes())
     return digest.hexdigest()
 
 

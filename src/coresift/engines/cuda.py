@@ -4,8 +4,10 @@ A step scans all vectors and then makes a few small updates. Each is one kernel,
 program; some tens of steps are recorded as a CUDA graph and replayed. A state on the device says how many
 steps are still to be made; where none are left, a replayed step does nothing.
 
-Vectors lie as (J, N) float32, column n is L_n. Without Triton the same steps are made by plain torch, the
-host waiting in each. Ties always go to the lowest index.
+Vectors lie as (J, N) float32, column n is L_n. Frank-Wolfe may scan a float16 copy of them instead, and then
+looks again only at those blocks of the float32 vectors where, by a bound on the rounding, the winner can be.
+Without Triton the same steps are made by plain torch, the host waiting in each. Ties always go to the lowest
+index.
 
 >>> vectors = torch.tensor([[2.0, 1.9, 0.0], [0.0, 0.1, 1.0]])
 >>> norms = vectors.double().square().sum(0).sqrt()
@@ -18,9 +20,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +42,8 @@ class Layout:
     """How a scan is spread over the GPU; the defaults suit an H200.
 
     A scan has ``programs`` programs a multiprocessor, few enough to be resident all at once: so each writes
-    one partial maximum, and the single program that takes the maximum of those stays short.
+    one partial maximum, and the single program that takes the maximum of those stays short. In float16
+    there are twice the points in a block and half the rows: so a thread still reads 16 bytes at a time.
 
     Parameters
     ----------
@@ -82,7 +86,9 @@ class FrankWolfeSteps:
     ----------
     vectors : (J, N) float32.
     scale : (N,) float32, 1 / ||L_n||, and zero for points that may not be chosen. It is read anew by each
-        run, so it may be changed between runs; ``close`` changes it.
+        run, so points may be closed and opened again between runs; ``close`` closes some.
+    half : whether to scan a float16 copy of scale_n L_n first, which is half as much to read and takes half
+        as much memory again. The steps are the same. Points closed from the beginning cannot be opened.
     accumulator : in which <target − L(w), L_n> is summed. float64 is hardly slower where memory is the limit.
     layout : of the scan.
     kernels : whether to use Triton; by default on a GPU, where it is installed.
@@ -97,6 +103,7 @@ class FrankWolfeSteps:
         vectors: Tensor,
         scale: Tensor,
         *,
+        half: bool = False,
         accumulator: torch.dtype = torch.float64,
         layout: Layout | None = None,
         kernels: bool | None = None,
@@ -104,8 +111,15 @@ class FrankWolfeSteps:
         self.vectors, self.scale, self.accumulator = _rows_first(vectors), scale, accumulator
         self.position = vectors.new_zeros(len(vectors), dtype=torch.float64)
         self._kernels = _kernels(vectors, kernels)
-        self._scan = _Scan(vectors, layout or Layout())
+        layout = layout or Layout()
+        layout = replace(layout, block=2 * layout.block) if half else layout
+        self._scan, self._rough = _Scan(vectors, layout), _Scan(vectors, layout)
         self._target, self._direction = torch.zeros_like(self.position), torch.zeros_like(self.position)
+        # Of the scan in float16: the vectors, the direction, and the largest score of each block.
+        self._half = _half_units(vectors, scale) if half else None
+        self._unit = torch.zeros_like(self.position, dtype=torch.float32)
+        own_blocks = -(-self._scan.blocks // self._scan.programs)
+        self._peaks = vectors.new_zeros(self._scan.programs * own_blocks)
         self._numbers = vectors.new_zeros(0, 4, dtype=torch.float64)
         self._loop: _Loop | None = None
 
@@ -140,6 +154,7 @@ class FrankWolfeSteps:
         self._numbers[:HEAD] = torch.tensor(start, dtype=torch.float64).view(HEAD, 4)
         self._numbers[1, 3] = self._target.square().sum()
         torch.sub(self._target, self.position, out=self._direction)
+        self._unit.copy_(_unit(self._direction))
         loop(steps)
         numbers = self._numbers[: HEAD + steps].cpu()
         made, refused = int(numbers[0, 0]), int(numbers[0, 3])
@@ -153,30 +168,53 @@ class FrankWolfeSteps:
             self._loop = _Loop(self._step, self.vectors.device)
         return self._loop
 
-    def _step(self) -> None:
-        height, size = self.vectors.shape
-        scan, kernels = self._scan, self._kernels
-        kernels.frank_wolfe_scan[(scan.programs,)](
-            self.vectors,
+    def _search(
+        self,
+        vectors: Tensor,
+        direction: Tensor,
+        scan: _Scan,
+        wide: torch.dtype,
+        half: bool = False,
+        margin: float = 0.0,
+    ) -> None:
+        height, width = vectors.shape
+        rows = max(scan.layout.rows // 2, 1) if half else scan.layout.rows
+        self._kernels.frank_wolfe_scan[(scan.programs,)](
+            vectors,
             self.scale,
-            self._direction,
+            direction,
             self._numbers,
             scan.values,
             scan.points,
-            size,
+            self._rough.values,
+            self._peaks,
+            len(self.scale),
+            width,
             scan.blocks,
             J=height,
-            ROWS=min(scan.layout.rows, _power_of_two(height)),
+            ROWS=min(rows, _power_of_two(height)),
             BLOCK=scan.layout.block,
-            WIDE=getattr(tl, str(self.accumulator).removeprefix("torch.")),
+            PARTIALS=len(scan.values),
+            WIDE=getattr(tl, str(wide).removeprefix("torch.")),
+            HALF=half,
+            MARGIN=margin,
             num_warps=scan.layout.warps,
         )
-        kernels.frank_wolfe_update[(1,)](
+
+    def _step(self) -> None:
+        (height, size), scan = self.vectors.shape, self._scan
+        margin = 0.0
+        if self._half is not None:
+            self._search(self._half, self._unit, self._rough, torch.float32, half=True)
+            margin = 2 * half_error(height)
+        self._search(self.vectors, self._direction, scan, self.accumulator, margin=margin)
+        self._kernels.frank_wolfe_update[(1,)](
             self.vectors,
             self.scale,
             self._target,
             self.position,
             self._direction,
+            self._unit,
             self._numbers,
             scan.values,
             scan.points,
@@ -185,6 +223,7 @@ class FrankWolfeSteps:
             WIDTH=_power_of_two(height),
             PARTIALS=len(scan.values),
             HEAD=4 * HEAD,
+            HALF=self._half is not None,
             num_warps=4,
         )
 
@@ -196,11 +235,14 @@ class FrankWolfeSteps:
         refused = None
         while len(made) < steps:
             residual = max(target_square - 2 * with_target + square, 0.0) ** 0.5
-            scores = torch.zeros_like(self.scale, dtype=self.accumulator)
-            # Row by row, as the kernel adds: so equal vectors have equal scores.
-            for row, weight in zip(self.vectors, (self._target - self.position).tolist(), strict=True):
-                scores.add_(row, alpha=weight)
-            value, n = _first_largest(torch.where(self.scale > 0, scores * self.scale, -torch.inf))
+            direction = self._target - self.position
+            scores = _inner(self.vectors, direction, self.accumulator) * self.scale
+            scores[self.scale == 0] = -torch.inf
+            if self._half is not None:  # saves nothing here, but decides as the kernels do
+                rough = _inner(self._half[:, : len(scores)], _unit(direction), torch.float32)
+                rough[self.scale == 0] = -torch.inf
+                scores[rough < rough.max() - 2 * half_error(len(self.vectors))] = -torch.inf
+            value, n = _first_largest(scores)
             if value == -torch.inf or not residual > tolerance * target_square**0.5:
                 break
             column = self.vectors[:, n].double()
@@ -386,6 +428,42 @@ def _rows_first(vectors: Tensor) -> Tensor:
     return vectors
 
 
+def _half_units(vectors: Tensor, scale: Tensor) -> Tensor:
+    """(J, W) float16, scale_n L_n and then zeros: W is a multiple of 16, so that rows are read fast."""
+    height, size = vectors.shape
+    units = vectors.new_zeros(height, -(-size // 16) * 16, dtype=torch.float16)
+    for row, unit in zip(vectors, units, strict=True):  # one at a time: this is made where memory is scarce
+        torch.mul(row, scale, out=unit[:size])
+    return units
+
+
+def half_error(height: int) -> float:
+    """How far the score of a unit vector of J numbers, rounded to float16, is from the true one at most.
+
+    Rounding moves a number by 2^-11 of itself, or by 2^-25 where it is too small for that: so the vector by
+    no more than 2^-11 + sqrt(J) 2^-25, and as much its product with a direction of length one. Float32 sums
+    of J products are off by J 2^-24; those of the scan that has the last word may be float32 too. A few more
+    roundings are those of the scale, of the product with it, and of the direction.
+
+    A point that wins is no worse than the one with the largest rounded score. Each of the two scores may be
+    off by this: so that of the winner is not lower by more than twice as much.
+    """
+    return 2**-11 + math.sqrt(height) * 2**-25 + (height + 8) * 2**-23
+
+
+def _unit(direction: Tensor) -> Tensor:
+    """The direction (J,) at length one, so that float32 holds it; zero stays zero."""
+    return direction / direction.square().sum().sqrt().clamp(min=1e-100)
+
+
+def _inner(vectors: Tensor, direction: Tensor, accumulator: torch.dtype) -> Tensor:
+    """<direction, L_n> (N,), summed row by row as in the kernel: so equal vectors have equal scores."""
+    products = torch.zeros_like(vectors[0], dtype=accumulator)
+    for row, weight in zip(vectors, direction.tolist(), strict=True):
+        products.add_(row, alpha=weight)
+    return products
+
+
 def _first_largest(values: Tensor) -> tuple[float, int]:
     """The largest value and its lowest index; argmax promises no order among ties on a GPU."""
     largest = values.max()
@@ -487,36 +565,56 @@ def _frank_wolfe_scan(
     numbers: typing.Any,
     values: typing.Any,
     points: typing.Any,
+    rough: typing.Any,
+    peaks: typing.Any,
     size: typing.Any,
+    width: typing.Any,
     blocks: typing.Any,
     J: constexpr,
     ROWS: constexpr,
     BLOCK: constexpr,
+    PARTIALS: constexpr,
     WIDE: constexpr,
+    HALF: constexpr,
+    MARGIN: constexpr,
 ) -> None:
-    """Each program's largest <direction, L_n> scale_n and its n."""
+    """Each program's largest <direction, L_n> scale_n and its n.
+
+    With HALF the vectors are scaled already, and the largest score of each block goes to ``peaks``. With a
+    MARGIN above zero, blocks whose peak is further than that below the largest of ``rough`` are left out.
+    """
     program = tl.program_id(0)
-    stride = tl.cast(size, tl.int64)
+    stride = tl.cast(width, tl.int64)
     rows = tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
     best = tl.full((BLOCK,), float("-inf"), WIDE)
     best_block = tl.zeros((BLOCK,), tl.int32)
     last = tl.where(tl.load(numbers + 2) > 0, blocks, 0)
+    # Those of one program lie side by side, so that reading one brings the next ones along.
+    peak = peaks + program * tl.cdiv(blocks, tl.num_programs(0))
+    if MARGIN > 0:
+        lowest = tl.max(tl.load(rough + tl.arange(0, PARTIALS)), axis=0) - MARGIN
     for block in range(program, last, tl.num_programs(0)):
-        point = tl.cast(block, tl.int64) * BLOCK + lanes
-        inside = point < size
-        scores = tl.zeros((BLOCK,), WIDE)
-        for first in range(0, J, ROWS):
-            at = first + rows
-            weight = tl.load(direction + at, mask=at < J, other=0.0).to(WIDE)
-            mask = (at < J)[:, None] & inside[None, :]
-            columns = tl.load(vectors + at[:, None] * stride + point[None, :], mask=mask, other=0.0)
-            scores += tl.sum(weight[:, None] * columns.to(WIDE), axis=0)
-        scaling = tl.load(scale + point, mask=inside, other=0.0)
-        scores = tl.where(scaling > 0, scores * scaling.to(WIDE), float("-inf"))
-        better = scores > best
-        best = tl.where(better, scores, best)
-        best_block = tl.where(better, block, best_block)
+        if (tl.load(peak) >= lowest) if MARGIN > 0 else True:
+            point = tl.cast(block, tl.int64) * BLOCK + lanes
+            inside = point < width
+            scores = tl.zeros((BLOCK,), WIDE)
+            for first in range(0, J, ROWS):
+                at = first + rows
+                weight = tl.load(direction + at, mask=at < J, other=0.0).to(WIDE)
+                mask = (at < J)[:, None] & inside[None, :]
+                columns = tl.load(vectors + at[:, None] * stride + point[None, :], mask=mask, other=0.0)
+                scores += tl.sum(weight[:, None] * columns.to(WIDE), axis=0)
+            scaling = tl.load(scale + point, mask=point < size, other=0.0)
+            if not HALF:
+                scores = scores * scaling.to(WIDE)
+            scores = tl.where(scaling > 0, scores, float("-inf"))
+            better = scores > best
+            best = tl.where(better, scores, best)
+            best_block = tl.where(better, block, best_block)
+            if HALF:
+                tl.store(peak, tl.max(scores, axis=0))
+        peak += 1
     largest = tl.max(best, axis=0)
     point = best_block.to(tl.int64) * BLOCK + lanes
     tl.store(values + program, largest)
@@ -529,6 +627,7 @@ def _frank_wolfe_update(
     target: typing.Any,
     position: typing.Any,
     direction: typing.Any,
+    unit: typing.Any,
     numbers: typing.Any,
     values: typing.Any,
     points: typing.Any,
@@ -537,6 +636,7 @@ def _frank_wolfe_update(
     WIDTH: constexpr,
     PARTIALS: constexpr,
     HEAD: constexpr,
+    HALF: constexpr,
 ) -> None:
     """The line search towards the best point, and all that follows from it; one program."""
     made = tl.load(numbers)
@@ -573,7 +673,11 @@ def _frank_wolfe_update(
             keep = 1 - gamma
             held = keep * held + gamma * height * column
             tl.store(position + row, held, mask=row < J)
-            tl.store(direction + row, towards - held, mask=row < J)
+            ahead = towards - held
+            tl.store(direction + row, ahead, mask=row < J)
+            if HALF:
+                ahead = ahead / tl.maximum(tl.sqrt(tl.sum(ahead * ahead, axis=0)), 1e-100)
+                tl.store(unit + row, ahead.to(tl.float32), mask=row < J)
             with_target = keep * with_target + gamma * vertex_target
             square = keep * keep * square + 2 * keep * gamma * vertex_sum + gamma * sigma * gamma * sigma
             step = numbers + HEAD + 4 * made.to(tl.int64)

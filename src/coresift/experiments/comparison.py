@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from scipy.stats import rankdata, wilcoxon
+from scipy.stats import t as student
 
 from coresift.experiments.store import Record
 from coresift.loop import Round
@@ -33,6 +34,8 @@ class Estimate:
 
     >>> print(Estimate.over([1.0, 3.0]), Estimate.over([2.0]))
     2.000 ± 1.000 2.000
+    >>> f"{Estimate.over([0.5, 0.75]):.4f}"
+    '0.6250 ± 0.1250'
     """
 
     mean: float
@@ -43,8 +46,11 @@ class Estimate:
         array = np.array(list(values))
         return cls(float(array.mean()), float(standard_error(array)))
 
+    def __format__(self, spec: str) -> str:
+        return format(self.mean, spec) + ("" if math.isnan(self.error) else f" ± {self.error:{spec}}")
+
     def __str__(self) -> str:
-        return f"{self.mean:.3f}" + ("" if math.isnan(self.error) else f" ± {self.error:.3f}")
+        return f"{self:.3f}"
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,7 @@ class Results:
     labels : at the end of a run
     refits : what the methods with full batches need to come there: the fewest
     settings : method -> what its runs were made with, as far as its log says
+    classes : whether classes were predicted, so that accuracy is shown and not RMSE
     """
 
     data: str
@@ -66,6 +73,7 @@ class Results:
     labels: int
     refits: int
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    classes: bool = False
 
     @classmethod
     def gather(
@@ -83,7 +91,21 @@ class Results:
                 unfinished[record.method] += 1
         ends = [run.rounds[-1].fits for seeds in runs.values() for run in seeds.values()]
         known = {name: (settings or {}).get(name, {}) for name in runs}
-        return cls(data, runs, unfinished, labels, min(ends, default=0), known)
+        classes = records[0].rounds[0].accuracy is not None
+        return cls(data, runs, unfinished, labels, min(ends, default=0), known, classes)
+
+    @property
+    def measure(self) -> str:
+        """What is shown of errors: themselves, or the share that is right."""
+        return "accuracy" if self.classes else "RMSE"
+
+    @property
+    def digits(self) -> int:
+        """With which it is shown."""
+        return 4 if self.classes else 3
+
+    def _shown(self, errors: Floats) -> Floats:
+        return 1 - errors if self.classes else errors
 
     def differing(self) -> dict[str, list[list[str]]]:
         """The settings in which methods differ, beside the method itself: groups of methods that agree."""
@@ -110,8 +132,12 @@ class Results:
         return {seed: _latest(run, along, limit) for seed, run in self.runs[method].items()}
 
     def errors(self, method: str, along: Along = "labels") -> dict[int, float]:
-        """By seed, the test RMSE at equal labels or at equal refits."""
-        return {seed: turn.rmse for seed, turn in self.at(method, along).items()}
+        """By seed, the test RMSE, or the share that is wrong, at equal labels or at equal refits."""
+        return {seed: turn.error for seed, turn in self.at(method, along).items()}
+
+    def estimate(self, method: str, along: Along = "labels") -> Estimate:
+        """Of the measure, at equal labels or at equal refits."""
+        return Estimate.over(self._shown(np.array([*self.errors(method, along).values()])))
 
     def label_grid(self) -> list[int]:
         """The numbers of labels at which the methods with full batches were fitted."""
@@ -128,10 +154,9 @@ class Results:
         )
 
     def curve(self, method: str, along: Along, grid: Sequence[int]) -> Floats:
-        """(seeds, grid) test RMSE: of the last round with at most so many."""
-        return np.array(
-            [[_latest(run, along, limit).rmse for limit in grid] for run in self.runs[method].values()]
-        )
+        """(seeds, grid) the measure: of the last round with at most so many."""
+        errors = [[_latest(run, along, limit).error for limit in grid] for run in self.runs[method].values()]
+        return self._shown(np.array(errors))
 
     def seconds(self, method: str) -> tuple[float, float, float]:
         """Means over runs: to build a batch, for a whole round, for a whole run.
@@ -179,9 +204,10 @@ class Pair:
     Attributes
     ----------
     num_seeds : that both have finished
-    difference : of RMSE, method minus reference
+    difference : of errors, method minus reference
     p_value : corrected for the number of methods compared
     rank_sum : of the signed ranks, which the p-value is about: below zero where the method is mostly better
+    p_if_normal : likewise corrected, of a test that takes differences for normal; ``None`` without one
     """
 
     method: str
@@ -190,6 +216,7 @@ class Pair:
     difference: Estimate
     p_value: float
     rank_sum: float
+    p_if_normal: float | None = None
 
     @property
     def verdict(self) -> str:
@@ -199,21 +226,29 @@ class Pair:
         'better than random'
         >>> Pair("lcmd", "random", 40, Estimate(0.2, 0.1), 0.01, -500).verdict
         'mostly better than random, but not in the mean'
+        >>> Pair("lcmd", "random", 3, Estimate(-0.3, 0.01), 0.25, -6, 0.001).verdict
+        'better than random, if differences are normal'
         """
         if not self.p_value <= LEVEL:
-            return f"not told apart from {self.reference}"
+            if self.p_if_normal is None or not self.p_if_normal <= LEVEL:
+                return f"not told apart from {self.reference}"
+            word = "better" if self.difference.mean < 0 else "worse"
+            return f"{word} than {self.reference}, if differences are normal"
         words = f"{'better' if self.rank_sum < 0 else 'worse'} than {self.reference}"
         # A few large differences can outweigh many small ones in the mean, though not in the ranks.
         agrees = self.difference.mean * self.rank_sum > 0
         return words if agrees else f"mostly {words}, but not in the mean"
 
 
-def compare_pairs(errors: Mapping[str, Mapping[int, float]], reference: str) -> list[Pair]:
+def compare_pairs(
+    errors: Mapping[str, Mapping[int, float]], reference: str, *, if_normal: bool = False
+) -> list[Pair]:
     """Each method against the reference: two-sided Wilcoxon signed-rank tests, Holm-corrected.
 
     Parameters
     ----------
     errors : method -> seed -> error; whoever shares fewer than two seeds with the reference is left out.
+    if_normal : test by paired t-tests as well, which can tell on few seeds.
 
     >>> errors = {"random": dict.fromkeys(range(8), 2.0), "lcmd": {seed: 1 + seed / 10 for seed in range(8)}}
     >>> compare_pairs(errors, "random")[0].p_value
@@ -227,10 +262,23 @@ def compare_pairs(errors: Mapping[str, Mapping[int, float]], reference: str) -> 
             # Without any difference the test is not defined, and there is nothing to tell apart.
             found.append((method, gaps, float(wilcoxon(gaps).pvalue) if gaps.any() else 1.0))
     corrected = holm([p_value for *_, p_value in found])
+    normal = holm([_t_test(gaps) for _, gaps, _ in found]) if if_normal else [None] * len(found)
     return [
-        Pair(method, reference, len(gaps), Estimate.over(gaps), p_value, _rank_sum(gaps))
-        for (method, gaps, _), p_value in zip(found, corrected, strict=True)
+        Pair(method, reference, len(gaps), Estimate.over(gaps), p_value, _rank_sum(gaps), p_if_normal)
+        for (method, gaps, _), p_value, p_if_normal in zip(found, corrected, normal, strict=True)
     ]
+
+
+def _t_test(gaps: Floats) -> float:
+    """The two-sided p-value of a paired t-test.
+
+    >>> round(_t_test(np.array([1.0, 2.0, 3.0])), 4)
+    0.0742
+    """
+    # Without scatter the test is not defined; shares may be equal by chance, and then differ by rounding.
+    if np.allclose(gaps, gaps[0], rtol=1e-9, atol=0):
+        return 1.0
+    return float(2 * student.sf(abs(gaps.mean() / standard_error(gaps)), len(gaps) - 1))
 
 
 def _rank_sum(gaps: Floats) -> float:
@@ -264,7 +312,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Standing:
-    """A method's RMSE as a share of that of random.
+    """A method's error as a share of that of random.
 
     Attributes
     ----------
@@ -306,8 +354,10 @@ def standings(everything: Sequence[Results]) -> list[Standing]:
 
 
 def _ratio(results: Results, method: str, along: Along, seeds: Sequence[int]) -> float:
-    own, base = results.errors(method, along), results.errors("random", along)
-    return float(sum(own[seed] for seed in seeds) / sum(base[seed] for seed in seeds))
+    own, base = (sum(results.errors(name, along)[seed] for seed in seeds) for name in (method, "random"))
+    if base == 0:  # as where all classes are right
+        return math.inf if own else 1.0
+    return float(own / base)
 
 
 def _nan_last(value: float) -> float:
@@ -316,4 +366,5 @@ def _nan_last(value: float) -> float:
 
 
 def _geometric_mean(ratios: Mapping[str, float]) -> float:
-    return float(np.exp(np.mean(np.log(list(ratios.values())))))
+    with np.errstate(divide="ignore", invalid="ignore"):  # without an error the share is zero
+        return float(np.exp(np.mean(np.log(list(ratios.values())))))

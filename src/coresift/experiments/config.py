@@ -10,10 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coresift.data import Table, checksum, load_table
+import numpy as np
+import torch
+
+from coresift.data import IMAGES, checksum, load_images, load_table
 from coresift.loop import Method, Simulation
-from coresift.models import DropoutRegressor, EnsembleRegressor, LaplaceRegressor, NeuralLinearRegressor
-from coresift.networks import MLP
+from coresift.models import (
+    DropoutClassifier,
+    DropoutRegressor,
+    EnsembleRegressor,
+    LaplaceRegressor,
+    NeuralLinearClassifier,
+    NeuralLinearRegressor,
+)
+from coresift.networks import MLP, Augment, ResNet18
 from coresift.strategies import STRATEGIES
 from coresift.types import InputError
 
@@ -23,19 +33,22 @@ MODELS: dict[str, type[Any]] = {
     "dropout": DropoutRegressor,
     "laplace": LaplaceRegressor,
 }
+# The same for images.
+IMAGE_MODELS: dict[str, type[Any]] = {"neural-linear": NeuralLinearClassifier, "dropout": DropoutClassifier}
 # The paper has no calibration.
 _DEFAULTS: dict[str, dict[str, Any]] = {"neural-linear": {"calibration_folds": 0}}
-# Said on the command line, by the runner or by ``widths``.
-_NOT_OPTIONS = {"network", "device", "progress", "random_state"}
+# Said on the command line, by the runner or by what TOML can hold instead of a module.
+_NOT_OPTIONS = {"network", "augment", "device", "progress", "random_state"}
+_INSTEAD, _INSTEAD_FOR_IMAGES = {"widths"}, {"width", "padding", "flip"}
 
 
 @dataclass(frozen=True)
 class Source:
-    """A table of an experiment, with the options of the model that it needs.
+    """A table or a set of images of an experiment, with the options of the model that it needs.
 
     Attributes
     ----------
-    table : a name or a path, for `load_table`.
+    table : a name or a path, for `load_table`, or a name in `IMAGES`.
     target : the column to predict, in a file of one's own.
     model : options of the model, over those of the experiment.
     """
@@ -47,15 +60,16 @@ class Source:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Methods to compare on tables.
+    """Methods to compare on tables, or on images.
 
     Attributes
     ----------
     data, methods : by the names they have in the results.
-    kind : a name in `MODELS`.
-    model : its options; instead of a ``network``, which TOML cannot hold, the ``widths`` of an `MLP`.
+    kind : a name in `MODELS`, or for images in `IMAGE_MODELS`.
+    model : its options; instead of modules, which TOML cannot hold, the ``widths`` of an `MLP`, or for images
+        the ``width`` of a `ResNet18`, and ``padding`` and ``flip`` of an `Augment`.
     seeds : how many runs of each method, with the seeds 0, 1, ...
-    first, batch, budget, test_share : see `Simulation`.
+    first, batch, budget, test_share : see `Simulation`; images have a test set of their own.
     """
 
     data: Mapping[str, Source]
@@ -92,8 +106,16 @@ class Experiment:
         _check_words(described, {"data", "methods", "method", "model", *numbers}, str(path))
         model = dict(described.get("model", {}))
         kind = model.pop("kind", "neural-linear")
-        _check_words([kind], set(MODELS), "model.kind")
-        options = {*MODELS[kind]().get_params(), "widths"} - _NOT_OPTIONS
+        among = set(_by_name(described.get("data", {})))
+        images = bool(among & set(IMAGES))
+        if images and not among <= set(IMAGES):
+            raise InputError(
+                f"{path} has both images and tables; they need models of their own, and a file each"
+            )
+        models = IMAGE_MODELS if images else MODELS
+        _check_words([kind], set(models), "model.kind")
+        instead = _INSTEAD_FOR_IMAGES if images else _INSTEAD
+        options = {*models[kind]().get_params(), *instead} - _NOT_OPTIONS
         _check_words(model, options, "[model]")
         data: dict[str, Source] = {}
         for name, source in _by_name(described.get("data", {})).items():
@@ -131,19 +153,20 @@ class Experiment:
 
     def options(self, data: str) -> dict[str, Any]:
         """The options of the model on a data set."""
-        return {**_DEFAULTS.get(self.kind, {}), **self.model, **self.data[data].model}
+        defaults = {} if self.data[data].table in IMAGES else _DEFAULTS.get(self.kind, {})
+        return {**defaults, **self.model, **self.data[data].model}
 
     def settings(self, data: str, method: str, simulation: Simulation) -> dict[str, Any]:
         """All that decides the results of a method on a data set, for JSON."""
         given = simulation.model.get_params()
         return {
             "data": asdict(self.data[data]),
-            "checksum": checksum(simulation.x, simulation.y),
+            "checksum": checksum(np.asarray(torch.as_tensor(simulation.x).cpu()), simulation.y),
             "method": asdict(self.methods[method]),
             # Defaults too: they may change from version to version.
             "model": {
                 "kind": self.kind,
-                "widths": self.options(data).get("widths"),
+                **{name: self.options(data).get(name) for name in self._instead(data)},
                 **{name: value for name, value in given.items() if name not in _NOT_OPTIONS},
             },
             "first": self.first,
@@ -153,10 +176,16 @@ class Experiment:
             "seeds": self.seeds,
         }
 
+    def _instead(self, data: str) -> list[str]:
+        """Options that stand for modules."""
+        return sorted(_INSTEAD_FOR_IMAGES if self.data[data].table in IMAGES else _INSTEAD)
+
     def simulation(self, data: str, folder: Path | None, device: str, workers: int) -> Simulation:
-        """Load the table and make the model."""
+        """Load the data and make the model."""
         source = self.data[data]
-        table: Table = load_table(source.table, folder, source.target)
+        if source.table in IMAGES:
+            return self._on_images(data, folder, device)
+        table = load_table(source.table, folder, source.target)
         options = self.options(data)
         if "widths" in options:
             widths = options.pop("widths")
@@ -173,6 +202,24 @@ class Experiment:
             budget=self.budget,
             test_share=self.test_share,
             workers=workers,
+        )
+
+    def _on_images(self, data: str, folder: Path | None, device: str) -> Simulation:
+        images = load_images(self.data[data].table, folder)
+        options = self.options(data)
+        width, padding, flip = (options.pop(name, None) for name in ("width", "padding", "flip"))
+        options["network"] = partial(ResNet18, width=64 if width is None else width)
+        if padding or flip:
+            options["augment"] = Augment(padding or 0, bool(flip))
+        return Simulation(
+            # Bytes, which all fit on a GPU.
+            torch.from_numpy(np.concatenate([images.x, images.test_x])).to(device),
+            np.concatenate([images.y, images.test_y]),
+            IMAGE_MODELS[self.kind](**options, device=device, progress=False),
+            first=self.first,
+            batch=self.batch,
+            budget=self.budget,
+            num_test=len(images.test_y),
         )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from matplotlib.figure import Figure
 
 from coresift.experiments.comparison import (
     Along,
@@ -23,14 +22,20 @@ from coresift.experiments.comparison import (
 )
 from coresift.experiments.published import departure, paper_name, paper_rmse, paper_seconds
 from coresift.experiments.store import Log, Record, read
-from coresift.report.figures import CurvePanel, curve_panels, save
+from coresift.report.figures import COLOURS, CurvePanel, curve_panels, save
 from coresift.report.page import Heading, Part, Picture, Table, markdown, page
 
-TITLE = "Which labels to buy: the regression experiments"
+TITLE = "Which labels to buy: the {sort} experiments"
 NOTHING = "\N{EN DASH}"
 
+# By the sorts of data sets there are, without classes and with: what they are called, and what is measured.
+_SORTS = {
+    (False,): ("regression", "All errors are test RMSE"),
+    (True,): ("classification", "All results are test accuracy"),
+    (False, True): ("regression and classification", "Results are test RMSE or, of classes, test accuracy"),
+}
 _HOW = (
-    "All errors are test RMSE, mean ± standard error over seeds. Methods are compared twice: at equal "
+    "{measures}, mean ± standard error over seeds. Methods are compared twice: at equal "
     "labels, and at equal refits, since a method that refits after every label or buys small batches gets "
     "more computing than the others. Fits on imputed labels count as refits and for nothing else. Runs of "
     "one seed share the split, the first labels and the initial networks, so methods are compared in pairs: "
@@ -41,6 +46,8 @@ _HOW = (
 
 def write_report(folder: Path, out: Path | None = None, *, show: Sequence[str] | None = None) -> Path:
     """Write ``report.html``, whose path it gives, ``table1.md``, ``curves-DATA.png`` and ``rounds.parquet``.
+
+    Where all data sets are of classes, of which the paper has no Table 1, that file is called ``tables.md``.
 
     Parameters
     ----------
@@ -56,19 +63,29 @@ def write_report(folder: Path, out: Path | None = None, *, show: Sequence[str] |
         Results.gather(data, list(runs), _settings(folder / data))
         for data, runs in groupby(records, lambda run: run.data)
     ]
-    ranking = standings(everything)
-    parts: list[Part] = [*_origin(folder), *_overview(ranking), _HOW]
+    # Ratios of RMSE and of shares that are wrong have no sensible mean, so each sort has its own ranking.
+    sorts = tuple(sorted({results.classes for results in everything})) or (False,)
+    rankings = {
+        classes: standings([results for results in everything if results.classes is classes])
+        for classes in sorts
+    }
+    sort, measures = _SORTS[sorts]
+    parts: list[Part] = [*_origin(folder)]
+    for classes, ranking in rankings.items():
+        parts += _overview(ranking, classes)
+    parts.append(_HOW.format(measures=measures))
     for results in everything:
         parts += [Heading(results.data), *_mixed(results), *_left_out(results), *_not_the_papers(results)]
         if results.ranked():
-            name = f"curves-{results.data}.png"
-            figure = _curves(results, _handful(results, ranking) if show is None else show)
-            save(figure, out / name)
-            parts.append(Picture(figure, _curves_caption(results), name))
-        parts += [_equal_labels(results), _equal_refits(results), *_pairs(results), _seconds(results)]
-    (out / "table1.md").write_text(markdown(TITLE, parts), encoding="utf-8")
+            picture = _curves(results, _handful(results, rankings[results.classes]) if show is None else show)
+            save(picture.figure, out / picture.file)
+            parts.append(picture)
+        parts += [_equal_labels(results), _equal_refits(results), *_pairs(results)]
+        parts.append(_at_the_end(results) if results.classes else _seconds(results))
+    title, tables = TITLE.format(sort=sort), "table1.md" if False in sorts else "tables.md"
+    (out / tables).write_text(markdown(title, parts), encoding="utf-8")
     path = out / "report.html"
-    path.write_text(page(TITLE, parts), encoding="utf-8")
+    path.write_text(page(title, parts), encoding="utf-8")
     return path
 
 
@@ -83,7 +100,9 @@ def write_rounds(records: Iterable[Record], path: Path) -> None:
         "labels": count,
         "guessed": count,
         "rmse": pa.float64(),
+        "accuracy": pa.float64(),
         "log_density": short,
+        "calibration_error": short,
         "fit_seconds": short,
         "select_seconds": short,
         "chosen": pa.list_(count),
@@ -110,9 +129,10 @@ def _origin(folder: Path) -> list[str]:
     return [" ".join(lines)] if lines else []
 
 
-def _overview(ranking: Sequence[Standing]) -> list[Part]:
+def _overview(ranking: Sequence[Standing], classes: bool) -> list[Part]:
     if not ranking:
-        return ["There is no ranking yet: it needs a finished run of random on some data set."]
+        which = " by accuracy" if classes else ""
+        return [f"There is no ranking{which} yet: it needs a finished run of random on some data set."]
     best, names = ranking[0], sorted({name for standing in ranking for name in standing.at_labels})
     rows = [
         [
@@ -122,15 +142,21 @@ def _overview(ranking: Sequence[Standing]) -> list[Part]:
         ]
         for standing in ranking
     ]
+    at_labels, at_refits = best.overall
+    words = (
+        f"it is wrong {at_labels:.2f} times as often as random"
+        if classes
+        else f"its error is {at_labels:.2f} times that of random"
+    )
     return [
-        f"The most accurate at equal labels is {best.method}: its error is {best.overall[0]:.2f} times that "
-        f"of random ({best.overall[1]:.2f} times at equal refits), in geometric mean over "
-        f"{', '.join(best.at_labels)}.",
+        f"The most accurate at equal labels is {best.method}: {words} ({at_refits:.2f} times at equal "
+        f"refits), in geometric mean over {', '.join(best.at_labels)}.",
         Table(
             ["method", "equal labels", "equal refits", *names],
             rows,
-            "RMSE as a share of random's: geometric means over data sets at equal labels and at equal "
-            "refits, then each data set at equal labels. Methods that lack data sets stand last.",
+            f"{'The share of test points that is wrong,' if classes else 'RMSE'} as a share of random's: "
+            "geometric means over data sets at equal labels and at equal refits, then each data set at equal "
+            "labels. Methods that lack data sets stand last.",
         ),
     ]
 
@@ -171,9 +197,10 @@ def _left_out(results: Results) -> list[str]:
     compared = max(len(results.ranked()) - 1, 1)
     needed = seeds_needed(compared)
     if any(len(runs) < needed for runs in results.runs.values()):
+        test = " by the Wilcoxon test" if results.classes else ""
         lines.append(
             f"With fewer than {needed} finished seeds, even a method that is better on each may not be told "
-            f"apart from another, at {compared} compared."
+            f"apart from another{test}, at {compared} compared."
         )
     return [" ".join(lines)] if lines else []
 
@@ -194,17 +221,21 @@ def _table(
 
 def _equal_labels(results: Results) -> Table:
     def cells(name: str) -> list[str]:
-        ours, ends = Estimate.over(results.errors(name).values()), results.at(name, "labels").values()
-        refits = _count(turn.fits for turn in ends)
+        ours, ends = results.estimate(name), results.at(name, "labels").values()
+        found = [f"{ours:.{results.digits}f}", str(len(ends)), _count(turn.fits for turn in ends)]
+        if results.classes:
+            return found
         paper = None if departure(results.data, results.settings[name]) else paper_rmse(results.data, name)
-        return [str(ours), str(len(ends)), refits, *_beside(ours, paper)]
+        return [*found, *_beside(ours, paper)]
 
-    columns = [f"RMSE at {results.labels} labels", "seeds", "refits", "paper", "z", "ours"]
+    columns = [f"{results.measure} at {results.labels} labels", "seeds", "refits"]
+    if results.classes:
+        return _table(results, "labels", columns, cells, "At equal labels.")
     caption = (
         "Table 1, at equal labels. z: ours less the paper's, in standard errors of the difference; up to "
         "three, the two agree."
     )
-    return _table(results, "labels", columns, cells, caption)
+    return _table(results, "labels", [*columns, "paper", "z", "ours"], cells, caption)
 
 
 def _beside(ours: Estimate, paper: tuple[float, float] | None) -> list[str]:
@@ -221,10 +252,10 @@ def _beside(ours: Estimate, paper: tuple[float, float] | None) -> list[str]:
 def _equal_refits(results: Results) -> Table:
     def cells(name: str) -> list[str]:
         turns = results.at(name, "fits").values()
-        error = Estimate.over(turn.rmse for turn in turns)
-        return [str(error), _count(turn.labels for turn in turns), str(len(turns))]
+        measured = f"{results.estimate(name, 'fits'):.{results.digits}f}"
+        return [measured, _count(turn.labels for turn in turns), str(len(turns))]
 
-    columns = [f"RMSE after {results.refits} refits", "labels then", "seeds"]
+    columns = [f"{results.measure} after {results.refits} refits", "labels then", "seeds"]
     return _table(results, "fits", columns, cells, "The same at equal refits, where some have fewer labels.")
 
 
@@ -238,23 +269,48 @@ def _pairs(results: Results) -> list[Table]:
     """Paired comparisons with random, and with the best method."""
     ranked = results.ranked()
     errors = {name: results.errors(name) for name in ranked}
+    needed = seeds_needed(max(len(ranked) - 1, 1))
+    few = results.classes and any(len(each) < needed for each in errors.values())
     tables = []
     for reference in dict.fromkeys(["random", *ranked[:1]]):
         note = "" if reference == "random" else ", the best by these same figures, which flatter it a little"
         rows = [
             [
                 pair.method,
-                f"{pair.difference.mean:+.3f} ± {pair.difference.error:.3f}",
+                _difference(results, pair.difference),
                 str(pair.num_seeds),
-                "< 0.0001" if pair.p_value < 1e-4 else f"{pair.p_value:.4f}",
+                *(
+                    "< 0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
+                    for p_value in (pair.p_value, pair.p_if_normal)
+                    if p_value is not None
+                ),
                 pair.verdict,
             ]
-            for pair in (compare_pairs(errors, reference) if reference in errors else ())
+            for pair in (compare_pairs(errors, reference, if_normal=few) if reference in errors else ())
         ]
-        caption = f"RMSE less that of {reference}{note}; in pairs, at equal labels."
+        measure = "Accuracy" if results.classes else "RMSE"
+        caption = f"{measure} less that of {reference}{note}; in pairs, at equal labels."
+        if few:
+            caption += (
+                " The t-test is paired, two-sided and Holm-corrected likewise; it can tell on fewer seeds, "
+                "since it leans on the differences being normal, which so few cannot show."
+            )
+        tests = ["p, Wilcoxon", "p, t-test"] if few else ["p"]
         if rows:
-            tables.append(Table(["method", "difference", "pairs", "p", "in words"], rows, caption))
+            tables.append(Table(["method", "difference", "pairs", *tests, "in words"], rows, caption))
     return tables
+
+
+def _difference(results: Results, errors: Estimate) -> str:
+    """Of the measure; accuracy is the greater for a smaller error."""
+    mean = 0 - errors.mean if results.classes else errors.mean  # without the sign of -0.0
+    return f"{mean:+.{results.digits}f} ± {errors.error:.{results.digits}f}"
+
+
+_TIMES = (
+    "to build a batch; for the whole round; for the whole run. Runs trained side by side share the time of "
+    "their training. Refits within a batch belong to one round."
+)
 
 
 def _seconds(results: Results) -> Table:
@@ -265,9 +321,25 @@ def _seconds(results: Results) -> Table:
         return [cell for both in zip(ours, theirs, strict=True) for cell in both]
 
     columns = ["batch", "paper", "round", "paper", "run", "paper"]
+    return _table(results, "labels", columns, cells, f"Table 2, seconds: {_TIMES}")
+
+
+def _at_the_end(results: Results) -> Table:
+    """What else there is of classes."""
+
+    def cells(name: str) -> list[str]:
+        ends = results.at(name, "labels").values()
+        surprise = Estimate.over(-turn.log_density for turn in ends)
+        gaps = [turn.calibration_error for turn in ends if turn.calibration_error is not None]
+        seconds = [f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in results.seconds(name)]
+        refits = _count(turn.fits for turn in ends)
+        return [f"{surprise:.4f}", f"{Estimate.over(gaps):.4f}", refits, *seconds]
+
+    columns = ["NLL", "calibration error", "refits", "batch", "round", "run"]
     caption = (
-        "Table 2, seconds: to build a batch; for the whole round; for the whole run. Runs trained side by "
-        "side share the time of their training. Refits within a batch belong to one round."
+        f"At {results.labels} labels: negative log-likelihood, the mean over test points of minus the log "
+        "probability of the true class; how far confidence is from accuracy; both are better where they are "
+        f"lower. Then refits, and seconds: {_TIMES}"
     )
     return _table(results, "labels", columns, cells, caption)
 
@@ -281,16 +353,20 @@ def _handful(results: Results, ranking: Sequence[Standing]) -> list[str]:
     acs = ["acs-fw"] if "acs-fw" in results.runs else sorted(paper, key=len)[:1]
     leader = [standing.method for standing in ranking[:1]]
     # Those that may be missing on some data sets come last.
-    return ["random", "maxent", *acs, *leader, "maxent-sg", "maxent-i", *results.ranked()[:1]]
+    names = ["random", "maxent", *acs, *leader, "maxent-sg", "maxent-i", *results.ranked()[:1]]
+    if results.classes:  # others too, as many as there are colours
+        ranked = results.ranked()
+        names = [name for name in dict.fromkeys([*names, *results.runs]) if name in ranked][: len(COLOURS)]
+    return names
 
 
-def _curves(results: Results, show: Sequence[str]) -> Figure:
+def _curves(results: Results, show: Sequence[str]) -> Picture:
     ranked = results.ranked()
     names = [name for name in dict.fromkeys(show) if name in ranked] or ranked[:7]
     labels = results.label_grid()
     refits = {name: results.refit_grid(name) for name in names}
     beyond = max(grid[-1] for grid in refits.values()) > results.refits > 0
-    return curve_panels(
+    figure = curve_panels(
         [
             CurvePanel("labels", {name: (labels, results.curve(name, "labels", labels)) for name in names}),
             CurvePanel(
@@ -299,13 +375,18 @@ def _curves(results: Results, show: Sequence[str]) -> Figure:
                 stretched=results.refits if beyond else None,
             ),
         ],
-        f"test RMSE, {results.data}",
+        f"test {results.measure}, {results.data}",
+        shares=results.classes,
     )
-
-
-def _curves_caption(results: Results) -> str:
-    return (
-        "Test error against labels and against refits: means over seeds, bands of two standard errors. Where "
-        "a run has no fit, its last one before counts. A dotted line stands at the "
-        f"{results.refits} refits of methods with full batches; beyond it the axis is logarithmic."
+    caption = (
+        f"Test {'accuracy' if results.classes else 'error'} against labels and against refits: means over "
+        "seeds, bands of two standard errors. Where a run has no fit, its last one before counts."
     )
+    if results.classes:
+        caption += " The first fit, which all have in common, may lie below the picture."
+    if beyond or not results.classes:
+        caption += (
+            f" A dotted line stands at the {results.refits} refits of methods with full batches; beyond it "
+            "the axis is logarithmic."
+        )
+    return Picture(figure, caption, f"curves-{results.data}.png")

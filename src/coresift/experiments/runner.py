@@ -123,7 +123,7 @@ def _recorded(logs: Mapping[str, Log], states: dict[Run, State]) -> Iterator[dic
 def _display(
     data: str, names: Sequence[str], simulation: Simulation
 ) -> Iterator[Callable[[Mapping[Run, State], Mapping[Run, Round]], None]]:
-    """A bar for each method, by labels bought, with its latest error and the time left."""
+    """A bar for each method, by labels bought, with its latest RMSE or accuracy and the time left."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -141,9 +141,11 @@ def _display(
                 mine = [run for run in states if run[0] == name]
                 bought = float(np.mean([len(states[run].labelled) for run in mine])) - simulation.first
                 done = all(states[run].done for run in mine)
-                errors = np.array([last[run].rmse for run in mine if run in last])
+                errors = np.array([last[run].error for run in mine if run in last])
                 spread = f" ± {standard_error(errors):.3f}" if len(errors) > 1 else ""
-                latest = f"{simulation.first + bought:.0f} labels, RMSE {errors.mean():.3f}{spread}"
+                classes = any(last[run].accuracy is not None for run in mine if run in last)
+                measured = f"accuracy {1 - errors.mean():.3f}" if classes else f"RMSE {errors.mean():.3f}"
+                latest = f"{simulation.first + bought:.0f} labels, {measured}{spread}"
                 # The last fit counts as much as a batch.
                 share = (bought + simulation.batch * done) / (simulation.budget + simulation.batch)
                 progress.update(task, completed=share, latest=latest)

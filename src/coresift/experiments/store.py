@@ -138,10 +138,10 @@ def read(folder: Path) -> list[Record]:
 
 def _described(turn: Round) -> dict[str, Any]:
     """Without empty entries, so that a line stays short."""
-    return {name: value for name, value in asdict(turn).items() if value != ()}
+    return {name: value for name, value in asdict(turn).items() if not (value is None or value == ())}
 
 
 def _round(described: dict[str, Any]) -> Round:
     for name in ("chosen", "guesses", "bought"):
         described[name] = tuple(described.get(name, ()))
-    return Round(**described)
+    return Round(**{"rmse": None, **described})

@@ -24,6 +24,8 @@ from coresift.models.plain import (
     seeded,
 )
 from coresift.models.samples import categorical, gaussian, mixture
+from coresift.networks.images import Precision
+from coresift.networks.trainer import Schedule
 from coresift.types import InputError
 
 # Layers that drop whole channels; a plain Dropout drops single units.
@@ -198,8 +200,12 @@ class _Dropout(KnownByNetworks):
         learning_rate: float = 1e-2,
         batch_size: int | None = None,
         weight_decay: float = 1e-2,
+        schedule: Schedule = "cosine",
+        least_steps: int = 0,
+        augment: nn.Module | None = None,
         random_state: int | None = None,
         device: str = "cpu",
+        precision: Precision = "float32",
         progress: bool = True,
     ) -> None:
         self.network = network
@@ -210,8 +216,12 @@ class _Dropout(KnownByNetworks):
         self.learning_rate = learning_rate
         self.batch_size = batch_size
         self.weight_decay = weight_decay
+        self.schedule = schedule
+        self.least_steps = least_steps
+        self.augment = augment
         self.random_state = random_state
         self.device = device
+        self.precision = precision
         self.progress = progress
 
     def _check_options(self) -> None:
@@ -257,9 +267,11 @@ class DropoutRegressor(PlainRegressor, _Dropout):
         one's own gets one before the last layer; "all" keeps the dropout layers that it has, "last" takes
         them out.
     num_predictive : how many sets of masks a prediction averages over.
-    epochs, learning_rate, batch_size, weight_decay : see `Trainer`.
+    epochs, learning_rate, batch_size, weight_decay, schedule, least_steps : see `Trainer`.
+    augment : a module that changes rows at random in training, such as `Augment` for images.
     random_state : seed of weights, shuffling and masks.
     device : where to train, "cpu" or "cuda".
+    precision : "bfloat16" trains a network of one's own in half precision on a GPU.
     progress : show a bar on a terminal once training has taken two seconds.
 
     Attributes
@@ -282,8 +294,8 @@ class DropoutClassifier(PlainClassifier, _Dropout):
 
     Parameters
     ----------
-    network, dropout, where, num_predictive, epochs, learning_rate, batch_size, weight_decay, random_state,
-        device, progress : as for `DropoutRegressor`.
+    network, dropout, where, num_predictive, epochs, learning_rate, batch_size, weight_decay, schedule,
+        least_steps, augment, random_state, device, precision, progress : as for `DropoutRegressor`.
 
     Attributes
     ----------

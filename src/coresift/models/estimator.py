@@ -13,12 +13,14 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
-from sklearn.utils import check_random_state
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from coresift.networks import MLP, Trainer
+from coresift.networks.images import Precision, Prepared
+from coresift.networks.layers import Standardise
 from coresift.types import InputError
 
 
@@ -50,7 +52,8 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         return hasattr(self, "posterior_")
 
     def fit_many(self, sets: Sequence[tuple[Any, Any]], seeds: Sequence[int]) -> list[Self]:
-        """Train one copy on each labelled set (X, y), with its own seed, all as one computation.
+        """Train one copy on each labelled set (X, y), with its own seed, all as one computation; on images of
+        bytes one after the other, since one such network keeps a device busy.
 
         Each ends as if it were fitted alone with that ``random_state``, but for layers that draw noise of
         their own, such as dropout; the sets may differ in size.
@@ -63,11 +66,27 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         shapes = sorted({(tuple(x.shape[1:]), tuple(y.shape[1:])) for x, y in checked})
         if len(shapes) > 1:
             raise InputError(f"the labelled sets hold rows and targets of several shapes: {shapes}")
-        self._fit_together(copies, checked)
+        if checked[0][0].dtype == torch.uint8:
+            targets = self._shared_targets(copies, [y for _, y in checked])
+            for one, (x, _), y in zip(copies, checked, targets, strict=True):
+                self._fit_together([one], [(x, y)])
+        else:
+            self._fit_together(copies, checked)
         return copies
+
+    @staticmethod
+    def _shared_targets(members: Sequence[Any], targets: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Targets as all estimators understand them."""
+        return targets
 
     def _validated(self, X: Any, y: Any, **checks: Any) -> tuple[Tensor, Tensor]:
         """The labelled set as tensors, checked; sets ``n_features_in_`` and what is known of ``y``."""
+        images = self._images(X)
+        if images is not None:
+            targets = column_or_1d(y)
+            check_consistent_length(images, targets)
+            self.n_features_in_ = images.shape[1]
+            return images, self._learn_targets(targets)
         rows, targets = validate_data(
             self,
             X,
@@ -103,14 +122,26 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
     def _rows(self, X: Any) -> Tensor:
         """Rows to predict for, checked against those that were fitted."""
         check_is_fitted(self)
-        rows = validate_data(
-            self, X, reset=False, dtype=np.float64, ensure_2d=self._tabular, allow_nd=not self._tabular
+        images = self._images(X)
+        rows: Any = (
+            images
+            if images is not None
+            else validate_data(
+                self, X, reset=False, dtype=np.float64, ensure_2d=self._tabular, allow_nd=not self._tabular
+            )
         )
         if rows.ndim < 2 or rows.shape[1] != self.n_features_in_:
             raise InputError(
-                f"X has shape {rows.shape}, but was fitted with (any, {self.n_features_in_}, ...)"
+                f"X has shape {tuple(rows.shape)}, but was fitted with (any, {self.n_features_in_}, ...)"
             )
-        return torch.as_tensor(np.array(rows))
+        return rows if images is not None else torch.as_tensor(np.array(rows))
+
+    def _images(self, X: Any) -> Tensor | None:
+        """Images of bytes (n, channels, height, width), as they are and where they are; else ``None``."""
+        if self._tabular or not isinstance(X, Tensor | np.ndarray) or X.ndim != 4:
+            return None
+        images = torch.as_tensor(X)
+        return images if images.dtype == torch.uint8 else None
 
     @property
     def _tabular(self) -> bool:
@@ -127,6 +158,11 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         self._check_option("weight_decay", Real, 0)
         if self.batch_size is not None:
             self._check_option("batch_size", Integral, 1)
+        if hasattr(self, "least_steps"):
+            self._check_option("least_steps", Integral, 0)
+        for name, known in (("schedule", ("cosine", "one-cycle")), ("precision", ("float32", "bfloat16"))):
+            if hasattr(self, name) and getattr(self, name) not in known:
+                raise InputError(f"{name} is {getattr(self, name)!r}, expected {known[0]!r} or {known[1]!r}")
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError):
@@ -139,13 +175,31 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
             raise InputError(f"{name} is {value!r}, expected {wanted} of at least {least}")
 
     def _trainer(self) -> Trainer:
+        given = {name: getattr(self, name) for name in ("schedule", "least_steps") if hasattr(self, name)}
         return Trainer(
             epochs=self.epochs,
             learning_rate=self.learning_rate,
             batch_size=self.batch_size,
             weight_decay=self.weight_decay,
             progress=self.progress,
+            **given,
         )
+
+    def _fresh_extractor(self, x: Tensor, scale: Standardise, generator: torch.Generator) -> nn.Module:
+        """A feature extractor with new weights for rows like ``x``, as `_before_training` gives them."""
+        extractor = self._fresh_network(x.shape[1], generator)
+        augment: nn.Module | None = getattr(self, "augment", None)
+        precision: Precision = getattr(self, "precision", "float32")
+        images = x.dtype == torch.uint8
+        if not images and augment is None and precision == "float32":
+            return extractor
+        before = [copy.deepcopy(augment)] if augment is not None else []
+        return Prepared(nn.Sequential(*before, *([scale] if images else [])), extractor, precision)
+
+    @staticmethod
+    def _before_training(x: Tensor, scale: Standardise) -> Tensor:
+        """Rows to train on: standardised, but for images of bytes, which are so as they are used."""
+        return x if x.dtype == torch.uint8 else scale(x)
 
     def _fresh_network(self, inputs: int, generator: torch.Generator) -> nn.Module:
         """A feature extractor with new weights, drawn from ``generator``."""
@@ -175,7 +229,8 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
     def _num_features(self, extractor: nn.Module, x: Tensor) -> int:
         """How many features the network makes of rows like ``x`` (n, ...)."""
         with torch.no_grad():
-            features = extractor.eval()(x[:1])
+            features = extractor.to(x.device).eval()(x[:1]).cpu()
+            extractor.cpu()
         if features.ndim != 2:
             raise InputError(
                 f"the network turns one row into shape {tuple(features.shape)}, expected (1, features); "
@@ -193,7 +248,9 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         tensors, facts = self._fitted_state()
-        options = {name: value for name, value in self.get_params(deep=False).items() if name != "network"}
+        # A module is code; ``augment`` is of no use but to train anew.
+        modules = ("network", "augment")
+        options = {name: value for name, value in self.get_params(deep=False).items() if name not in modules}
         described = {
             "class": type(self).__name__,
             "options": options,
@@ -301,7 +358,7 @@ class NetworkClassifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc
         return torch.as_tensor(codes)
 
     @staticmethod
-    def _share_classes(members: Sequence[Any], codes: Sequence[Tensor]) -> list[Tensor]:
+    def _shared_targets(members: Sequence[Any], codes: Sequence[Tensor]) -> list[Tensor]:
         """Give all estimators the classes of all sets, since a small one may lack some; recode labels."""
         classes = np.unique(np.concatenate([one.classes_ for one in members]))
         places = [torch.as_tensor(np.searchsorted(classes, one.classes_)) for one in members]

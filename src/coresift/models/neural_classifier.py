@@ -13,13 +13,10 @@ from coresift.models.estimator import NetworkClassifier
 from coresift.models.network import NetworkPosterior
 from coresift.models.softmax import SoftmaxPosterior
 from coresift.networks import LabelledStack, Stack
+from coresift.networks.images import Precision, Prepared
 from coresift.networks.layers import AppendOne, Standardise
-from coresift.networks.variational import (
-    EvidenceLowerBound,
-    Precision,
-    VariationalNetwork,
-    VariationalSoftmax,
-)
+from coresift.networks.trainer import Schedule
+from coresift.networks.variational import EvidenceLowerBound, VariationalNetwork, VariationalSoftmax
 from coresift.types import InputError
 
 
@@ -31,8 +28,11 @@ class NeuralLinearClassifier(NetworkClassifier):
     small tables. The paper trains images (n, channels, height, width) with ::
 
         NeuralLinearClassifier(
-            ResNet18, epochs=250, learning_rate=1e-3, batch_size=256, weight_decay=5e-4, device="cuda"
+            ResNet18, epochs=250, learning_rate=1e-3, batch_size=256, weight_decay=5e-4, augment=Augment(),
+            device="cuda", precision="bfloat16",
         )
+
+    Images as bytes stay so, on the GPU if they are tensors there, until a mini-batch of them is needed.
 
     Batch norm in a network of one's own is evaluated by its running statistics.
 
@@ -41,8 +41,9 @@ class NeuralLinearClassifier(NetworkClassifier):
     network : the feature extractor: ``None`` for two layers of 30 units with batch norm, a module (used for
         its layers; its weights are drawn anew), or a function from the number of columns or channels to a
         module.
-    epochs, learning_rate, batch_size, weight_decay : see `Trainer`; the decay is of the extractor alone,
-        since the last layer has its prior, N(0, I).
+    epochs, learning_rate, batch_size, weight_decay, schedule, least_steps : see `Trainer`; the decay is of
+        the extractor alone, since the last layer has its prior, N(0, I).
+    augment : a module that changes rows at random in training, such as `Augment` for images.
     covariance : of the last layer's weights: "diagonal" for mean-field inference, "full", or the number of
         factors that a low-rank one has beside the diagonal.
     num_predictive : how many draws of the weights a prediction averages over.
@@ -73,6 +74,9 @@ class NeuralLinearClassifier(NetworkClassifier):
         learning_rate: float = 1e-2,
         batch_size: int | None = None,
         weight_decay: float = 1e-3,
+        schedule: Schedule = "cosine",
+        least_steps: int = 0,
+        augment: nn.Module | None = None,
         covariance: Literal["diagonal", "full"] | int = "diagonal",
         num_predictive: int = 100,
         random_state: int | None = None,
@@ -85,6 +89,9 @@ class NeuralLinearClassifier(NetworkClassifier):
         self.learning_rate = learning_rate
         self.batch_size = batch_size
         self.weight_decay = weight_decay
+        self.schedule = schedule
+        self.least_steps = least_steps
+        self.augment = augment
         self.covariance = covariance
         self.num_predictive = num_predictive
         self.random_state = random_state
@@ -95,23 +102,21 @@ class NeuralLinearClassifier(NetworkClassifier):
     def _check_options(self) -> None:
         super()._check_options()
         self._check_option("num_predictive", Integral, 1)
-        if self.precision not in ("float32", "bfloat16"):
-            raise InputError(f"precision is {self.precision!r}, expected 'float32' or 'bfloat16'")
 
     @staticmethod
     def _fit_together(
         members: Sequence[NeuralLinearClassifier], sets: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
         first = members[0]
-        labels = first._share_classes(members, [y for _, y in sets])
+        labels = first._shared_targets(members, [y for _, y in sets])
         generators = [member._generator() for member in members]
         scales = [Standardise.of(x) for x, _ in sets]
         data, networks = [], []
         for member, scale, (x, _), y, generator in zip(
             members, scales, sets, labels, generators, strict=True
         ):
-            data.append((scale(x), y))
-            networks.append(member._fresh_classifier(data[-1][0], len(member.classes_), generator))
+            data.append((member._before_training(x, scale), y))
+            networks.append(member._fresh_classifier(data[-1][0], scale, len(member.classes_), generator))
         stack = Stack(networks, first.device)
         seeds = [int(torch.randint(2**62, (), generator=generator)) for generator in generators]
         objective = EvidenceLowerBound(stack, [torch.Generator().manual_seed(seed) for seed in seeds])
@@ -119,14 +124,19 @@ class NeuralLinearClassifier(NetworkClassifier):
         for position, (member, scale) in enumerate(zip(members, scales, strict=True)):
             trained = stack.member(position)
             assert isinstance(trained, VariationalNetwork)
-            member._set_posterior(scale, trained.extractor, trained.head.posterior(first.num_predictive))
+            extractor = trained.extractor
+            if isinstance(extractor, Prepared):
+                extractor = extractor.extractor
+            member._set_posterior(scale, extractor, trained.head.posterior(first.num_predictive))
 
-    def _fresh_classifier(self, x: Tensor, classes: int, generator: torch.Generator) -> VariationalNetwork:
+    def _fresh_classifier(
+        self, x: Tensor, scale: Standardise, classes: int, generator: torch.Generator
+    ) -> VariationalNetwork:
         """A network and its last layer, with new weights, for rows like ``x`` (n, ...)."""
-        extractor = self._fresh_network(x.shape[1], generator)
+        extractor = self._fresh_extractor(x, scale, generator)
         features = self._num_features(extractor, x) + 1  # the constant
         head = VariationalSoftmax(features, classes, self._rank(features * classes), generator)
-        return VariationalNetwork(extractor, head, self.precision)
+        return VariationalNetwork(extractor, head)
 
     def _rank(self, size: int) -> int:
         if (

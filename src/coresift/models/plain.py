@@ -16,6 +16,7 @@ from torch.distributions import Distribution
 from coresift.models.estimator import NetworkClassifier, NetworkEstimator, NetworkRegressor
 from coresift.models.samples import categorical, gaussian
 from coresift.networks import LabelledStack, Objective, Stack
+from coresift.networks.images import Prepared
 from coresift.networks.layers import Standardise
 from coresift.networks.trainer import Rows, take_rows
 
@@ -74,12 +75,12 @@ class PlainNetworks(NetworkEstimator):
     def _fit_together(members: Sequence[PlainNetworks], sets: Sequence[tuple[Tensor, Tensor]]) -> None:
         first = members[0]
         scales = [Standardise.of(x) for x, _ in sets]
-        rows = [scale(x) for scale, (x, _) in zip(scales, sets, strict=True)]
+        rows = [first._before_training(x, scale) for scale, (x, _) in zip(scales, sets, strict=True)]
         targets, likelihoods = first._prepared(members, [y for _, y in sets])
         generators = [one._generators() for one in members]
         networks = [
-            one._fresh_plain(x, generator)
-            for one, x, own in zip(members, rows, generators, strict=True)
+            one._fresh_plain(x, scale, generator)
+            for one, x, scale, own in zip(members, rows, scales, generators, strict=True)
             for generator in own
         ]
         stack = Stack(networks, first.device)
@@ -97,9 +98,9 @@ class PlainNetworks(NetworkEstimator):
         seeds = torch.randint(2**62, (self._num_networks,), generator=self._generator())
         return [torch.Generator().manual_seed(int(seed)) for seed in seeds]
 
-    def _fresh_plain(self, x: Tensor, generator: torch.Generator) -> nn.Module:
+    def _fresh_plain(self, x: Tensor, scale: Standardise, generator: torch.Generator) -> nn.Module:
         """A network for rows like ``x`` (n, ...), with weights drawn from ``generator``."""
-        extractor = self._fresh_network(x.shape[1], generator)
+        extractor = self._fresh_extractor(x, scale, generator)
         features = self._num_features(extractor, x)
         with seeded(generator):
             return _with_head(extractor, nn.Linear(features, self._num_outputs()))
@@ -181,7 +182,7 @@ class PlainClassifier(NetworkClassifier, PlainNetworks):
     def _prepared(
         members: Sequence[Any], targets: Sequence[Tensor]
     ) -> tuple[Sequence[Tensor], Sequence[Likelihood]]:
-        return members[0]._share_classes(members, targets), [categorical] * len(members)
+        return members[0]._shared_targets(members, targets), [categorical] * len(members)
 
     def _num_outputs(self) -> int:
         return len(self.classes_)
@@ -272,6 +273,8 @@ def _repeated(data: Sequence[tuple[Tensor, Tensor]], count: int, device: str) ->
 
 def _whole(scale: Standardise, network: nn.Module, device: str) -> nn.Module:
     """A network on rows as they come."""
+    if isinstance(network, _Head) and isinstance(network.extractor, Prepared):
+        network.extractor = network.extractor.extractor
     return nn.Sequential(scale, network).to(device).eval()
 
 

@@ -26,10 +26,17 @@ class Standardise(nn.Module):
 
         A constant column stays as it is.
         """
-        values = x.movedim(1, -1).flatten(0, -2).double()  # (..., channels)
+        shape = (-1, *[1] * (x.ndim - 2))
+        values = x.movedim(1, -1).flatten(0, -2)  # (..., channels)
+        if x.dtype == torch.uint8:  # counted, since as numbers a set of images may not fit
+            counts = torch.stack([torch.bincount(channel, minlength=256) for channel in values.unbind(1)])
+            shares, levels = counts.double() / len(values), torch.arange(256.0, device=x.device).double()
+            mean = shares @ levels
+            deviation = (shares * (levels - mean[:, None]).square()).sum(1).sqrt()
+            return cls(mean.view(shape), torch.where(deviation > 0, deviation, 1.0).view(shape))
+        values = values.double()
         deviation = values.std(0, correction=0)
         varies = deviation > 1e-12 * values.abs().amax(0)  # beyond rounding
-        shape = (-1, *[1] * (x.ndim - 2))
         return cls(values.mean(0).view(shape), torch.where(varies, deviation, 1.0).view(shape))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -73,7 +73,15 @@ class Stack:
     @property
     def recordable(self) -> bool:
         """Whether the forward pass is known to be a fixed sequence of kernels, and on a GPU."""
-        return self._stacked is not None and self.flat.is_cuda
+        return (self._stacked is not None or self.records_steps) and self.flat.is_cuda
+
+    @property
+    def records_steps(self) -> bool:
+        """Whether a step is long enough to be recorded by itself: one network, such as `ResNet18`, that says
+        that it is ``recordable``, on a GPU.
+        """
+        says = any(getattr(layer, "recordable", False) for layer in self.template.modules())
+        return says and len(self) == 1 and self.flat.is_cuda
 
     def trained(self) -> Tensor | None:
         """(P,) zero for entries of frozen parameters, one for the others; ``None`` where none is frozen."""
@@ -127,9 +135,9 @@ class Stack:
                 one = {name: value[position] for name, value in state.items()}
                 each.append(call(one, x[position, : max(count, 1)]))
             # Ones, since a feature of zero can have no gradient, and that would be multiplied by no share.
-            return nn.utils.rnn.pad_sequence([*each, x.new_ones(x.shape[1], *each[0].shape[1:])], True, 1.0)[
-                :-1
-            ]
+            return nn.utils.rnn.pad_sequence(
+                [*each, each[0].new_ones(x.shape[1], *each[0].shape[1:])], True, 1.0
+            )[:-1]
         if len(self) == 1:
             return call({name: value[0] for name, value in state.items()}, x[0]).unsqueeze(0)
         together: Tensor = torch.vmap(call, randomness="different")(state, x)

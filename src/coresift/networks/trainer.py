@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +20,10 @@ from coresift.types import InputError
 _ORDERED = 2**20
 # Steps of an epoch that is recorded, at most: a CUDA graph holds each kernel of each step.
 _MOST_RECORDED = 64
+# The share of the epochs in which the learning rate of one cycle rises.
+_RISING = 0.2
+
+Schedule = Literal["cosine", "one-cycle"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +49,9 @@ class LabelledStack:
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> LabelledStack:
         y = self.y.to(device, dtype if self.y.is_floating_point() else self.y.dtype)
-        return LabelledStack(self.x.to(device, dtype), y, self.sizes.to(device))
+        # Images are bytes, and stay so until they are needed.
+        x = self.x.to(device, dtype if self.x.is_floating_point() else self.x.dtype)
+        return LabelledStack(x, y, self.sizes.to(device))
 
     def orders(self, generators: Sequence[torch.Generator], epochs: int) -> Iterator[Tensor]:
         """Orders (S, n) of the real rows of each set, drawn from its own generator; padding stays behind."""
@@ -70,7 +77,12 @@ class LabelledStack:
         if bool((self.sizes == length).all()):
             return None
         real = torch.arange(length, device=self.x.device) < self.sizes[:, None]
-        return real / self.sizes[:, None].to(self.x.dtype)
+        return real / self.sizes[:, None].to(self.dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is computed in."""
+        return self.x.dtype if self.x.is_floating_point() else torch.float32
 
 
 class Objective(Protocol):
@@ -122,8 +134,12 @@ class Trainer:
         the largest power of two within half the set, at most 512. A last mini-batch of a single row is left
         out, another one in each epoch.
     weight_decay : L2 penalty on weight matrices, ``weight_decay / 2 ||W||^2`` beside the mean loss; its
-        gradient goes through Adam with the rest.
+        gradient goes through Adam with the rest. In one cycle it is apart from Adam, as the share of a weight
+        by which each step shrinks it, times the learning rate.
     decay_gains : the same on the gains of norms: the features can then say less.
+    schedule : "cosine", or "one-cycle" for a rise over the first fifth of the epochs and a cosine after it,
+        which bears a larger learning rate and needs fewer epochs.
+    least_steps : small sets are passed over more often than ``epochs``, until that many steps are made.
     progress : show a bar on a terminal once training has taken two seconds.
     """
 
@@ -133,6 +149,8 @@ class Trainer:
     batch_size: int | None = None
     weight_decay: float = 1.0
     decay_gains: bool = False
+    schedule: Schedule = "cosine"
+    least_steps: int = 0
     progress: bool = True
 
     def train(
@@ -174,24 +192,47 @@ class Trainer:
         adam, trained = _Adam(stack.flat), stack.trained()
         decay = (stack.decayed(self.decay_gains) * self.weight_decay).expand_as(stack.flat).contiguous()
 
+        def train_step(
+            shuffled: LabelledStack, index: Rows, share: Tensor, active: Tensor | None, rate: Tensor
+        ) -> None:
+            parts = [stack(shuffled.x, rows)] if objective.whole else []
+            if objective.alone:
+                parts.append(stack(take_rows(shuffled.x, index), None if plan.full else share))
+            outputs = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+            losses = objective(outputs, shuffled, index, share)
+            gradients = torch.autograd.grad(losses.sum(), parameters)
+            gradient = torch.cat([part.flatten(1) for part in gradients], 1)
+            if self.schedule == "cosine":
+                gradient = torch.addcmul(gradient, stack.flat, decay)
+            else:
+                adam.shrink(decay if trained is None else decay * trained, rate, active)
+            adam.step(gradient if trained is None else gradient * trained, rate, active)
+
         def train_epoch(order: Tensor, rate: Tensor) -> None:
             shuffled = data.ordered(order)
             for index, share, active in plan.steps():
-                parts = [stack(shuffled.x, rows)] if objective.whole else []
-                if objective.alone:
-                    parts.append(stack(take_rows(shuffled.x, index), None if plan.full else share))
-                outputs = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-                losses = objective(outputs, shuffled, index, share)
-                gradients = torch.autograd.grad(losses.sum(), parameters)
-                gradient = torch.cat([part.flatten(1) for part in gradients], 1)
-                gradient = torch.addcmul(gradient, stack.flat, decay)
-                adam.step(gradient if trained is None else gradient * trained, rate, active)
+                train_step(shuffled, index, share, active, rate)
 
-        fixed = stack.recordable and getattr(objective, "recordable", False)
-        run = _Recorded(train_epoch) if fixed and len(plan) <= _MOST_RECORDED else train_epoch
-        rates = torch.tensor([self._rate(epoch) for epoch in range(self.epochs)]).to(stack.flat)
-        with progress_bar("training", self.epochs) as advance:
-            for order, rate in zip(data.orders(generators, self.epochs), rates, strict=True):
+        def train_rows(rows: Tensor, share: Tensor, rate: Tensor) -> None:
+            few = LabelledStack(take_rows(data.x, rows), take_rows(data.y, rows), data.sizes)
+            train_step(few, slice(0, rows.shape[1]), share, None, rate)
+
+        by_width: dict[int, _Recorded] = defaultdict(lambda: _Recorded(train_rows))
+
+        def train_by_steps(order: Tensor, rate: Tensor) -> None:
+            for index, share, _ in plan.steps():
+                by_width[share.shape[1]](order[:, index], share, rate)
+
+        run: Callable[[Tensor, Tensor], None] = train_epoch
+        if stack.recordable and getattr(objective, "recordable", False):
+            if stack.records_steps and not objective.whole:
+                run = train_by_steps
+            elif len(plan) <= _MOST_RECORDED:
+                run = _Recorded(train_epoch)
+        epochs = max(self.epochs, math.ceil(self.least_steps / len(plan)))
+        rates = torch.tensor([self._rate(epoch, epochs) for epoch in range(epochs)]).to(stack.flat)
+        with progress_bar("training", epochs) as advance:
+            for order, rate in zip(data.orders(generators, epochs), rates, strict=True):
                 run(order, rate)
                 if self.progress:
                     advance(1)
@@ -202,8 +243,11 @@ class Trainer:
             return int(min(2 ** int(math.log2(max(size // 2, 2))), 512, size))
         return min(self.batch_size, size)
 
-    def _rate(self, epoch: int) -> float:
-        cosine = 0.5 * (1 + math.cos(math.pi * epoch / self.epochs))
+    def _rate(self, epoch: int, epochs: int) -> float:
+        rising = math.ceil(_RISING * epochs) if self.schedule == "one-cycle" else 0
+        if epoch < rising:
+            return self.learning_rate * (epoch + 1) / (rising + 1)
+        cosine = 0.5 * (1 + math.cos(math.pi * (epoch - rising) / (epochs - rising)))
         return self.final_learning_rate + (self.learning_rate - self.final_learning_rate) * cosine
 
 
@@ -233,7 +277,7 @@ class _Plan:
         column = torch.arange(max(batch_sizes))
         place = torch.arange(steps)[:, None] * batches + column  # (S, steps, m)
         real = (column < batches) & (place < sizes) & (torch.arange(steps)[:, None] < counts)
-        share = (real.double() / real.sum(-1, keepdim=True).clamp(min=1)).to(data.x)
+        share = (real.double() / real.sum(-1, keepdim=True).clamp(min=1)).to(data.x.device, data.dtype)
         active = real.any(-1)  # (S, steps); a network whose epoch is over waits for the others
         # Where one waits in any step, each counts its own in all of them.
         taking_part = [None] * steps if bool(active.all()) else active.to(data.x.device).unbind(1)
@@ -295,6 +339,17 @@ class _Adam:
         self.flat, self.mean, self.square = flat, torch.zeros_like(flat), torch.zeros_like(flat)
         self.count = flat.new_zeros((), dtype=torch.float64)  # of steps, where all networks take each
         self.counts = flat.new_zeros(len(flat), 1)  # where some wait
+
+    @torch.no_grad()
+    def shrink(self, decay: Tensor, rate: Tensor, active: Tensor | None) -> None:
+        """Weight decay apart from the gradient: the share ``decay`` (S, P) times the rate.
+
+        References
+        ----------
+        Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019.
+        """
+        length = rate if active is None else rate * active[:, None].to(decay)
+        self.flat.sub_(self.flat * decay * length)
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: Tensor, active: Tensor | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,6 @@ from coresift.models.softmax import SoftmaxPosterior
 from coresift.networks.layers import AppendOne
 from coresift.networks.stack import Stack
 from coresift.networks.trainer import LabelledStack, Rows, take_rows
-
-Precision = Literal["float32", "bfloat16"]
 
 
 class VariationalSoftmax(nn.Module):
@@ -126,21 +124,14 @@ class VariationalNetwork(nn.Module):
     ----------
     extractor : rows (n, ...) -> (n, D - 1).
     head : the last layer.
-    precision : what the extractor computes in while it is trained on a GPU. Evaluation is always in float32:
-        in half precision the features of a row would vary with the rows beside it.
     """
 
-    def __init__(
-        self, extractor: nn.Module, head: VariationalSoftmax, precision: Precision = "float32"
-    ) -> None:
+    def __init__(self, extractor: nn.Module, head: VariationalSoftmax) -> None:
         super().__init__()
-        self.extractor, self.constant, self.head, self.precision = extractor, AppendOne(), head, precision
+        self.extractor, self.constant, self.head = extractor, AppendOne(), head
 
     def forward(self, x: Tensor) -> Tensor:
-        half = self.precision == "bfloat16" and self.training and x.is_cuda
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
-            features = self.extractor(x)
-        outputs: Tensor = self.constant(features.to(x.dtype))
+        outputs: Tensor = self.constant(self.extractor(x))
         return outputs
 
     @property
@@ -173,18 +164,25 @@ class EvidenceLowerBound:
     ----------
     stack : whose last layers are trained.
     generators : S, on the CPU, so that a seed means the same everywhere. Not those that shuffle: orders are
-        drawn from those many epochs ahead, and how many depends on the company.
+        drawn from those many epochs ahead, and how many depends on the company. Where the stack's steps are
+        recorded, the noise is the GPU's own instead: recorded, it is new in each step all the same.
     """
 
     stack: Stack
     generators: Sequence[torch.Generator]
     whole, alone = False, True
-    recordable = False  # a recorded loss would meet the same noise in every epoch
+
+    @property
+    def recordable(self) -> bool:
+        return self.stack.records_steps
 
     def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, share: Tensor) -> Tensor:
         head = cast(VariationalSoftmax, self.stack.template.head)
         parameters = {name: self.stack.parameters[f"head.{name}"] for name, _ in head.named_parameters()}
-        noise = self._noise(share, head.noises).to(outputs)
+        if self.recordable:
+            noise = torch.randn(*share.shape, head.noises, dtype=outputs.dtype, device=outputs.device)
+        else:
+            noise = self._noise(share, head.noises).to(outputs)
         logits, divergence = functional_call(head, parameters, (outputs, noise))
         labels = take_rows(data.y, index)
         errors = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")

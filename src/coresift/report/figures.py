@@ -131,10 +131,12 @@ class CurvePanel:
     stretched: int | None = None
 
 
-def curve_panels(panels: Sequence[CurvePanel], measure: str) -> Figure:
+def curve_panels(panels: Sequence[CurvePanel], measure: str, *, shares: bool = False) -> Figure:
     """Means over repeats side by side, with bands of two standard errors, one legend and one vertical axis.
 
-    The vertical axis is logarithmic where the values go over more than a factor of three.
+    The vertical axis is logarithmic where the values go over more than a factor of three. For shares, such as
+    accuracy, it is linear, and curves come in from below: the first values, which all have in common, are so
+    much lower that the differences between the others would not be seen.
 
     >>> panel = CurvePanel("labels", {"random": ([10, 20], np.array([[9.0, 2.0], [9.2, 2.4]]))})
     >>> curve_panels([panel], "test RMSE").axes[0].get_yscale()
@@ -143,12 +145,13 @@ def curve_panels(panels: Sequence[CurvePanel], measure: str) -> Figure:
     with style():
         figure = Figure(figsize=(5.4 * len(panels), 4.8))
         line = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        means = []
+        means, later = [], []
         for axes, panel in zip(line, panels, strict=True):
             for position, (name, (places, values)) in enumerate(panel.curves.items()):
                 colour = COLOURS[position % len(COLOURS)]
                 mean, band = values.mean(0), 2 * standard_error(values)
                 means += mean.tolist()
+                later += (mean[1:] if len(mean) > 1 else mean).tolist()
                 axes.fill_between(places, mean - band, mean + band, color=colour, alpha=0.13, linewidth=0)
                 axes.plot(
                     places,
@@ -168,8 +171,13 @@ def curve_panels(panels: Sequence[CurvePanel], measure: str) -> Figure:
                 axes.xaxis.set_major_locator(FixedLocator([0, end // 2, end, 2 * end, 5 * end, 10 * end]))
                 axes.xaxis.set_minor_locator(NullLocator())
                 axes.xaxis.set_major_formatter("{x:g}")
+            else:
+                axes.locator_params(axis="x", integer=True)
         line[0].set_ylabel(measure)
-        if min(means) > 0 and max(means) > 3 * min(means):
+        if shares:
+            top, low = min(line[0].get_ylim()[1], 1), min(later)
+            line[0].set_ylim(max(low - max(0.08 * (top - low), 0.001), 0), top)
+        elif min(means) > 0 and max(means) > 3 * min(means):
             line[0].set_yscale("log")
             line[0].yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
             line[0].yaxis.set_minor_locator(NullLocator())

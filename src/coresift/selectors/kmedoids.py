@@ -2,67 +2,373 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
+from torch import Tensor
 
 from coresift.selectors.base import Account, Selector
 from coresift.spaces.base import Space
-from coresift.types import Floats, InputError
+from coresift.spaces.storage import InMemory
+from coresift.spaces.vectors import ColumnSpace, VectorSpace
+from coresift.types import Floats, Index, InputError
+
+# Numbers of a temporary matrix, points by medoids or pairs within clusters; on a CPU it stays in a cache.
+_WORKING_SET, _WORKING_SET_ON_GPU = 2**19, 2**26
+# In a larger cluster only so many points, those nearest to its mean, may become its medoid.
+_MOST_MIDDLES = 1024
+# A medoid moves if that shortens the sum of its distances by more than this share: less may be rounding.
+_LEAST_STEP = 1e-6
+# Medoids jump if that shortens the sum of all distances by more than this share: less is not worth a search.
+_LEAST_GAIN = 1e-4
+
+# Positions of the medoids (b,) among the candidates, how many candidates each member of the account has,
+# pending ones first, and the sum of the distances.
+Found: TypeAlias = tuple[Index, Floats, float]
 
 
 @dataclass(frozen=True)
 class KMedoids(Selector[Space]):
-    """FasterPAM on the pool, or on a uniform sample of it where all pairs would be too many.
+    """Chooses so that the distances of all points to the nearest chosen one sum up to little.
 
-    Pending points hold medoids of their own: as many further medoids are sought as there are pending points,
-    and those nearest to the pending ones are left out of the batch. Points come in the order of how many are
-    nearest to them, which is also their weight.
+    A pool of at most ``max_points`` is given to FasterPAM, where the kmedoids package is installed. In a
+    larger one, or without the package, points and medoids take `Turns`, on a CPU or a GPU: this needs no
+    matrix of all pairs, and its sum is one to four percent larger. A space without stored vectors, or with
+    vectors on disk or on other machines, is represented by a uniform sample.
+
+    Pending points hold medoids of their own. Points come in the order of how many are nearest to them, which
+    is also their weight.
 
     Parameters
     ----------
-    max_points : the largest sample, for memory of ``4 * max_points^2`` bytes; at least twice the number of
-        medoids is taken all the same.
+    max_points : the largest pool or sample with a matrix of all pairs, of ``4 * max_points^2`` bytes; a
+        sample has at least twice as many points as there are medoids all the same.
+    max_iterations : how often points and medoids take turns at most.
+
+    References
+    ----------
+    Schubert and Rousseeuw, Fast and Eager k-Medoids Clustering, 2021.
+    Park and Jun, A Simple and Fast Algorithm for K-Medoids Clustering, 2009.
+
+    >>> from coresift.spaces.features import FeatureSpace
+    >>> batch = KMedoids(max_points=3).select(FeatureSpace(torch.tensor([[1.0, 2.0, 3.0, 8.0]])), budget=2)
+    >>> batch.index.tolist(), batch.weights.tolist(), batch.residuals.tolist()
+    ([1, 3], [3.0, 1.0], [2.0])
     """
 
     max_points: int = 4000
+    max_iterations: int = 100
 
     def _choose(self, space: Space, account: Account, generator: torch.Generator) -> tuple[Floats, Floats]:
-        try:
-            from kmedoids import fasterpam
-        except ImportError:
-            raise InputError(
-                'K-Medoids needs the kmedoids package: pip install "coresift[kmedoids]"'
-            ) from None
-        candidates = account.open.nonzero()[:, 0].cpu()
-        count = min(account.budget + len(account.pending), len(candidates))
-        size = max(self.max_points, 2 * count)
-        if size < len(candidates):
+        candidates, pending = account.open.nonzero()[:, 0].cpu(), torch.from_numpy(account.pending)
+        at_hand = isinstance(space, VectorSpace) and isinstance(space.columns, InMemory)
+        size = max(self.max_points, 2 * (account.budget + len(pending)))
+        if not at_hand and size < len(candidates):
             candidates = candidates[torch.randperm(len(candidates), generator=generator)[:size]].sort().values
-        # Pending points come last, so that positions below len(candidates) are those of candidates.
-        distance = _distances(space, torch.cat([candidates, torch.from_numpy(account.pending)]))
-        among = np.ascontiguousarray(distance[: len(candidates), : len(candidates)])
-        start = torch.randperm(len(candidates), generator=generator)[:count].numpy().astype(np.uint64)
-        # One thread and an own start: the same seed gives the same medoids on any machine.
-        result = fasterpam(among, start, n_cpu=1)
-        medoids = np.asarray(result.medoids, dtype=np.int64)
-        _, held = linear_sum_assignment(distance[len(candidates) :, medoids])
-        medoids = np.delete(medoids, held[: count - account.budget])
-        # How many points each member of the account is nearest to, in the pool as a whole.
-        members = np.concatenate([np.arange(len(candidates), len(distance)), medoids])
-        to_members = distance[members, : len(candidates)]
-        sizes = np.bincount(to_members.argmin(0), minlength=len(members)) * (len(space) / len(candidates))
-        held, own = np.split(sizes, [len(account.pending)])
+        fasterpam = None if at_hand and len(candidates) > self.max_points else _fasterpam()
+        if fasterpam is not None:
+            # Pending points come last, so that positions below len(candidates) are those of candidates.
+            distance = _distances(space, torch.cat([candidates, pending]))
+            found = _swap(fasterpam, distance, len(candidates), account.budget, generator)
+        elif isinstance(space, ColumnSpace):
+            found = self._alternate(space, candidates, pending, account.budget, generator)
+        else:
+            raise InputError(
+                f"K-Medoids on {type(space).__name__}, which has no stored vectors, needs the kmedoids "
+                'package: pip install "coresift[kmedoids]"'
+            )
+        medoids, sizes, cost = found
+        held, own = np.split(sizes * (len(space) / len(candidates)), [len(pending)])
         order = np.argsort(-own, kind="stable")
         for position in order:
             account.take(int(candidates[medoids[position]]))
-        return np.concatenate([held, own[order]]), np.array([float(to_members.min(0).sum())])
+        return np.concatenate([held, own[order]]), np.array([cost])
+
+    def _alternate(
+        self, space: ColumnSpace, candidates: Tensor, pending: Tensor, budget: int, generator: torch.Generator
+    ) -> Found:
+        """By turns, where pending points are medoids that never move.
+
+        Copies of a point are one point of their number: one at most is a medoid, as long as there are points
+        that no medoid is a copy of.
+        """
+        points, unit = _points(space, torch.cat([pending, candidates]))
+        first, group = _distinct(points)
+        waiting = len(pending)
+        held = int((first < waiting).sum())  # places with a pending point come first, as those points do
+        # A uniform start: with the jumps, k-means++ ends at the same sum of distances within half a percent.
+        start = held + torch.randperm(len(first) - held, generator=generator)[:budget]
+        weights = torch.bincount(group[waiting:], minlength=len(first))
+        turns = Turns(points[first], weights, held, start.to(points.device))
+        turns.run(self.max_iterations)
+        chosen = first[turns.medoids].cpu().numpy()
+        order = np.argsort(chosen)  # pending ones stay in front
+        medoids = chosen[order[held:]] - waiting
+        # Copies that are needed to fill the batch have nobody, nor have copies among pending points.
+        copies = np.setdiff1d(np.arange(len(candidates)), medoids)[: budget - len(medoids)]
+        sizes = np.zeros(waiting + budget)
+        sizes[chosen[:held]] = turns.sizes()[:held]
+        sizes[waiting : waiting + len(medoids)] = turns.sizes()[order[held:]]
+        return np.concatenate([medoids, copies]), sizes, unit * turns.cost()
 
 
-def _distances(space: Space, index: torch.Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+class Turns:
+    """Points go to the nearest medoid and medoids to the middle of their points, as in Lloyd's algorithm.
+    Where this ends, medoids that are needed little jump to where they are needed more, and it goes on.
+
+    Of equals a point and a medoid choose the one they are with, or else that of the lowest number.
+
+    Parameters
+    ----------
+    points : (n, J), all distinct.
+    weights : (n,) how many points each stands for.
+    held : how many of the points, the first ones, are medoids that never move.
+    start : (b,) positions of further medoids.
+
+    Attributes
+    ----------
+    medoids : (k,) positions; held ones first.
+    owner : (n,) the number of each point's medoid.
+    """
+
+    def __init__(self, points: Tensor, weights: Tensor, held: int, start: Tensor) -> None:
+        # Seen from the mean, products of points have the least to cancel out.
+        self.points = points - points.mean(0, dtype=torch.float64).to(points)
+        self.weights, self.held = weights.to(points), held
+        self.medoids = torch.cat([torch.arange(held, device=start.device), start])
+        self._working_set = _WORKING_SET_ON_GPU if points.is_cuda else _WORKING_SET
+        self._squares = self.points.square().sum(1)
+        # Half of what the squared distance to the medoid has over the squared norm: enough to compare by.
+        self._excess, self.owner = self._nearest(self.points, self.medoids)
+        self._hold_themselves()
+        self._goals = self.medoids.clone()  # (k,) of each cluster, the point that would be its second medoid
+
+    def run(self, max_iterations: int) -> None:
+        """Take turns until no medoid moves."""
+        touched = torch.ones(len(self.medoids), dtype=torch.bool, device=self.owner.device)
+        for _ in range(max_iterations):
+            moved = self._move(touched)
+            if len(moved) == 0:
+                moved = self._jump()
+            if len(moved) == 0:
+                break
+            touched = self._follow(moved)
+
+    def sizes(self) -> Floats:
+        """(k,) how many points each medoid has."""
+        return self._sums(self.owner.cpu().numpy(), torch.ones_like(self.weights))
+
+    def cost(self) -> float:
+        """The sum of all points' distances to their medoids."""
+        total, places = 0.0, self.medoids[self.owner]
+        for part in self._parts(len(places), self.points.shape[1]):
+            apart = self.points[part].double() - self.points[places[part]].double()
+            total += float(self.weights[part].double() @ apart.square().sum(1).sqrt())
+        return total
+
+    def _parts(self, size: int, width: int) -> Iterator[slice]:
+        """Slices of ``size`` rows of ``width`` numbers that the working set has room for."""
+        rows = max(self._working_set // width, 1)
+        return (slice(start, min(start + rows, size)) for start in range(0, size, rows))
+
+    def _distances(self, excess: Tensor) -> Tensor:
+        """(n,) distances of which the excess is given."""
+        return (2 * excess + self._squares).clamp_(min=0).sqrt_()
+
+    def _nearest(
+        self, points: Tensor, medoids: Tensor, besides: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(m,) the excess of points (m, J) to the nearest of medoids (c,), and which of these that is; one of
+        them for each point, ``besides`` (m,), may be left out.
+        """
+        places, half = self.points[medoids].mT, self._squares[medoids] / 2
+        excess, which = points.new_empty(len(points)), medoids.new_empty(len(points))
+        for part in self._parts(len(points), len(medoids)):
+            values = torch.addmm(half, points[part], places, alpha=-1)  # (m, c)
+            if besides is not None:
+                values.scatter_(1, besides[part, None], torch.inf)
+            # The first of equals; numpy finds it several times as fast as torch does.
+            least = values.argmin(1) if values.is_cuda else torch.from_numpy(values.numpy().argmin(1))
+            excess[part], which[part] = values.gather(1, least[:, None])[:, 0], least
+        return excess, which
+
+    def _hold_themselves(self) -> None:
+        """A medoid has itself, whatever rounding says: so none is without points."""
+        self.owner[self.medoids] = torch.arange(len(self.medoids), device=self.owner.device)
+        self._excess[self.medoids] = -self._squares[self.medoids] / 2
+
+    def _follow(self, moved: Tensor) -> Tensor:
+        """Points go to the nearest medoid, after some (c,) moved; (k,) whether a medoid or its points did."""
+        before = self.owner
+        moves = torch.zeros(len(self.medoids), dtype=torch.bool, device=moved.device)
+        moves[moved] = True
+        left = moves[before].nonzero()[:, 0]
+        # Where the medoid stayed, only those that moved can be nearer.
+        excess, which = self._nearest(self.points, self.medoids[moved])
+        closer = excess < self._excess
+        self._excess = torch.where(closer, excess, self._excess)
+        self.owner = torch.where(closer, moved[which], before)
+        self._excess[left], self.owner[left] = self._nearest(self.points[left], self.medoids)
+        self._hold_themselves()
+        differs = self.owner != before
+        moves[before[differs]] = True
+        moves[self.owner[differs]] = True
+        return moves
+
+    def _move(self, touched: Tensor) -> Tensor:
+        """Medoids of clusters in a mask (k,) go to the middle; the numbers (c,) of those that moved."""
+        before, sizes = self.medoids.clone(), torch.bincount(self.owner, minlength=len(self.medoids))
+        order = self.owner.argsort(stable=True)  # (n,) cluster by cluster, and in ascending order in each
+        starts = sizes.cumsum(0) - sizes
+        self._goals[touched] = self.medoids[touched]  # where there is no other point
+        for numbers, largest in self._groups((touched & (sizes > 1)).nonzero()[:, 0], sizes):
+            place = torch.arange(largest, device=order.device)
+            inside = place < sizes[numbers, None]  # (c, m)
+            members = order[(starts[numbers, None] + place).clamp_(max=len(order) - 1)]
+            self._move_some(numbers, members, inside)
+        return (self.medoids != before).nonzero()[:, 0]
+
+    def _groups(self, numbers: Tensor, sizes: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """Clusters of about the same size, as many as the working set has room for, and the largest size."""
+        numbers = numbers[sizes[numbers].argsort(descending=True, stable=True)]
+        descending = sizes[numbers].cpu().numpy()
+        start = 0
+        while start < len(numbers):
+            largest = int(descending[start])
+            room = self._working_set // (largest * max(min(largest, _MOST_MIDDLES), self.points.shape[1]))
+            alike = int(np.searchsorted(-descending, -largest / 2, side="right"))
+            stop = min(alike, start + max(room, 1))
+            yield numbers[start:stop], largest
+            start = stop
+
+    def _move_some(self, numbers: Tensor, members: Tensor, inside: Tensor) -> None:
+        """Move the medoids of c clusters, of members (c, m) where these are ``inside``."""
+        present = self.medoids[numbers, None]  # (c, 1)
+        # Seen from the medoid: rounding is then small beside the cluster, wherever that lies.
+        local = self.points[members] - self.points[present]  # (c, m, J)
+        weights = self.weights[members] * inside
+        middles = torch.arange(members.shape[1], device=members.device).expand_as(members)
+        if members.shape[1] > _MOST_MIDDLES:
+            mean = (weights[:, None] @ local) / weights.sum(1)[:, None, None]
+            far = (local - mean).square().sum(2).masked_fill_(~inside, torch.inf)
+            far.masked_fill_(inside & (members == present), -1.0)  # which the others are compared with
+            middles = far.topk(_MOST_MIDDLES, largest=False).indices.sort().values  # (c, t)
+        candidates = local.gather(1, middles[:, :, None].expand(-1, -1, local.shape[2]))
+        now = local.square().sum(2).sqrt()  # (c, m) distances to the medoid
+        sums = torch.zeros_like(candidates[:, :, 0])
+        gains = torch.zeros_like(sums)
+        for part in self._parts(members.shape[1], middles.numel()):
+            distance = torch.cdist(local[:, part], candidates)
+            itself = torch.arange(part.start, part.stop, device=members.device)[:, None] == middles[:, None]
+            distance.masked_fill_(itself, 0.0)  # and not the root of what rounding leaves
+            sums += (weights[:, None, part] @ distance)[:, 0]
+            gains += (weights[:, None, part] @ (now[:, part, None] - distance).clamp_(min=0))[:, 0]
+        at, padding = members.gather(1, middles), ~inside.gather(1, middles)
+        which = gains.masked_fill_(padding, -1.0).argmax(1)
+        self._goals[numbers] = at.gather(1, which[:, None])[:, 0]
+        least, which = sums.masked_fill_(padding, torch.inf).min(1)
+        better = (least < (1 - _LEAST_STEP) * (weights * now).sum(1)) & (numbers >= self.held)
+        self.medoids[numbers] = torch.where(better, at.gather(1, which[:, None])[:, 0], present[:, 0])
+
+    def _jump(self) -> Tensor:
+        """Medoids that their points need least become second medoids where these are needed more; which did.
+
+        Points of a medoid that leaves lose what their second nearest is farther than it. Points win what the
+        nearest of the goals, one for each cluster, is nearer than their medoid; each counts for one goal.
+        So the sum of distances falls by the difference or more, whichever goals are taken, as long as no
+        points are sent to a medoid that leaves as well.
+        """
+        if len(self.medoids) < 2:
+            return self.medoids[:0]
+        distance, owner = self._distances(self._excess), self.owner.cpu().numpy()
+        excess, nearest = self._nearest(self.points, self._goals)
+        gain = self._sums(nearest.cpu().numpy(), (distance - self._distances(excess)).clamp_(min=0))
+        excess, nearest = self._nearest(self.points, self.medoids, besides=self.owner)
+        loss = self._sums(owner, (self._distances(excess) - distance).clamp_(min=0))
+        # Where a goal is the medoid itself, whatever is won is rounding, and a point must not be taken twice.
+        gain[(self._goals == self.medoids).cpu().numpy()], loss[: self.held] = 0.0, np.inf
+        leaves, second = loss < gain.max(), nearest.cpu().numpy()
+        # Of two, one of which would take in points of the other, the one that is needed more stays.
+        rank = loss.argsort(kind="stable").argsort()
+        leaves[np.where(rank[owner] > rank[second], owner, second)[leaves[owner] & leaves[second]]] = False
+        leaving = np.flatnonzero(leaves)
+        leaving = leaving[loss[leaving].argsort(kind="stable")]
+        winning = (-gain).argsort(kind="stable")[: len(leaving)]
+        won = gain[winning] - loss[leaving]  # descending
+        num = int((won > 0).sum())
+        if won[:num].sum() <= _LEAST_GAIN * float((self.weights * distance).sum(dtype=torch.float64)):
+            return self.medoids[:0]
+        moved = torch.from_numpy(leaving[:num]).to(self.medoids.device)
+        self.medoids[moved] = self._goals[torch.from_numpy(winning[:num]).to(moved.device)]
+        return moved.sort().values
+
+    def _sums(self, numbers: Index, values: Tensor) -> Floats:
+        """(k,) sums of values (n,) of points, by number; on the CPU, in the same order every time."""
+        weighted = (self.weights.double() * values.double()).cpu().numpy()
+        return np.bincount(numbers, weighted, len(self.medoids)).astype(np.float64)
+
+
+def _points(space: ColumnSpace, index: Tensor) -> tuple[Tensor, float]:
+    """(n, J) vectors of the points ``index``, where they are and in their own precision, and their unit."""
+    if isinstance(space, VectorSpace):
+        return (space.columns.at(index) / space.unit).mT.contiguous(), space.unit
+    return space.columns_at(index).mT.contiguous(), 1.0
+
+
+def _distinct(points: Tensor) -> tuple[Tensor, Tensor]:
+    """(d,) the first of each group of identical points (n, J), ascending, and (n,) each point's group.
+
+    >>> _distinct(torch.tensor([[5.0], [2.0], [5.0]]))
+    (tensor([0, 1]), tensor([0, 1, 0]))
+    """
+    group = torch.unique(points, dim=0, return_inverse=True)[1]
+    position = torch.arange(len(points), device=points.device)
+    first = torch.full_like(position[: int(group.max()) + 1], len(points))
+    first, order = first.scatter_reduce_(0, group, position, "amin").sort()
+    return first, order.argsort()[group]
+
+
+def _fasterpam() -> Callable[..., Any] | None:
+    """The algorithm of the kmedoids package, where that is installed."""
+    try:
+        from kmedoids import fasterpam
+    except ImportError:
+        return None
+    return fasterpam  # type: ignore[no-any-return]
+
+
+def _swap(
+    fasterpam: Callable[..., Any],
+    distance: np.ndarray[tuple[int, int], np.dtype[np.float32]],
+    size: int,
+    budget: int,
+    generator: torch.Generator,
+) -> Found:
+    """By FasterPAM, given all distances; beyond the first ``size`` rows they are those of pending points.
+
+    As many further medoids are sought as there are pending points, and those nearest to the pending ones are
+    left out.
+    """
+    count = min(budget + len(distance) - size, size)
+    among = np.ascontiguousarray(distance[:size, :size])
+    start = torch.randperm(size, generator=generator)[:count].numpy().astype(np.uint64)
+    # One thread and an own start: the same seed gives the same medoids on any machine.
+    result = fasterpam(among, start, n_cpu=1)
+    medoids = np.asarray(result.medoids, dtype=np.int64)
+    _, held = linear_sum_assignment(distance[size:, medoids])
+    medoids = np.delete(medoids, held[: count - budget])
+    to_members = distance[np.concatenate([np.arange(size, len(distance)), medoids]), :size]
+    sizes = np.bincount(to_members.argmin(0), minlength=len(to_members)).astype(np.float64)
+    return medoids, sizes, float(to_members.min(0).sum())
+
+
+def _distances(space: Space, index: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     """(k, k) distances between points, from their inner products."""
-    gram = space.gram(index.to(space.norms.device))
+    # Stored vectors are asked for from the CPU, and need not have norms at hand.
+    gram = space.gram(index if isinstance(space, ColumnSpace) else index.to(space.norms.device))
     squares = gram.diagonal()
     return (squares[:, None] + squares - 2 * gram).clamp(min=0).sqrt().float().cpu().numpy()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from coresift.engines.cuda import CentreSteps, FrankWolfeSteps
+from coresift.engines.cuda import CentreSteps
 from coresift.spaces.centres import VectorCentres
 from coresift.spaces.leaders import Scan
 from coresift.spaces.storage import InMemory
@@ -35,7 +35,6 @@ class ScanOnGPU(Scan):
         assert isinstance(space.sizes, InMemory)
         self.space, self._once, self._num = space, once, _FIRST
         self._scale = space.sizes.values[0] / space.unit
-        self._steps = FrankWolfeSteps(space.vectors, torch.empty_like(self._scale))
 
     def foresee(
         self,
@@ -46,10 +45,9 @@ class ScanOnGPU(Scan):
         sigma: float,
         tolerance: float,
     ) -> list[int]:
-        torch.mul(self._scale, self.allowed.to(self._scale.device), out=self._steps.scale)
-        found = self._steps.run(
-            target, position, with_target, square, sigma, self._num, self._once, tolerance
-        )
+        steps = self.space.steps_on_gpu
+        torch.mul(self._scale, self.allowed.to(self._scale.device), out=steps.scale)
+        found = steps.run(target, position, with_target, square, sigma, self._num, self._once, tolerance)
         self._num = min(2 * self._num, _MOST)
         self.asked += len(found.index)
         self.made += len(found.index)

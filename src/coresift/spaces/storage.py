@@ -146,7 +146,7 @@ class OnDisk(Columns):
     def _by_block(self, index: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """For each block, which of ``index`` lie in it, its columns, and their places there."""
         block = index // self.block
-        for number in sorted(set(block.tolist())):
+        for number in torch.unique(block).tolist():
             first, here = number * self.block, block == number
             columns = self.part(slice(first, min(first + self.block, len(self))))
             yield here, columns, index[here] - first

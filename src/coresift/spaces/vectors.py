@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from coresift.checks import check_finite
+from coresift.engines.cuda import FrankWolfeSteps
 from coresift.spaces.base import ANCHORS, Space
 from coresift.spaces.centres import VectorCentres
 from coresift.spaces.leaders import TIED, Leaders, Scan, best
@@ -67,13 +68,19 @@ class VectorSpace(ColumnSpace):
     ----------
     vectors : (J, N), a tensor, or columns in memory or on disk.
     labelled : (J, M), labelled points in the same space, the first centres of distance selectors.
+    half : on a GPU, whether Frank-Wolfe scans float16 copies of the vectors, half as much memory again, and
+        the vectors themselves only where the winner can be; the batch is the same. Without effect on a CPU,
+        where float16 is slow, and in distance selectors: most of their steps change distances all over the
+        pool.
 
     >>> space = VectorSpace(torch.tensor([[3.0, 0.0], [4.0, 1.0]]))
     >>> space.norms, space.total()
     (tensor([5., 1.], dtype=torch.float64), tensor([3., 5.], dtype=torch.float64))
     """
 
-    def __init__(self, vectors: Tensor | Columns, labelled: Tensor | Columns | None = None) -> None:
+    def __init__(
+        self, vectors: Tensor | Columns, labelled: Tensor | Columns | None = None, half: bool = False
+    ) -> None:
         shape = tuple(vectors.shape)
         if isinstance(labelled, Columns):
             labelled = labelled.at(torch.arange(len(labelled)))
@@ -83,7 +90,7 @@ class VectorSpace(ColumnSpace):
             raise InputError(f"labelled vectors have shape {tuple(labelled.shape)}, expected ({shape[0]}, M)")
         self.columns = InMemory(vectors) if isinstance(vectors, Tensor) else vectors
         self.labelled = None if labelled is None or labelled.shape[1] == 0 else labelled.cpu()
-        self.device = self.columns.device
+        self.device, self.half = self.columns.device, half
         # Two rows beside the vectors: one over the norm, or zero, and the squared norm; in units of about the
         # largest norm, since squares of large numbers are too large for float32.
         self.sizes = new_like(self.columns, 2, self.columns.dtype)
@@ -177,6 +184,12 @@ class VectorSpace(ColumnSpace):
             for part in torch.split(self.labelled, ANCHORS, 1):
                 vectors = part.double().mT
                 yield vectors, vectors.square().sum(1)
+
+    @cached_property
+    def steps_on_gpu(self) -> FrankWolfeSteps:
+        """For all scans, one after another: so the vectors are copied once."""
+        assert isinstance(self.sizes, InMemory)
+        return FrankWolfeSteps(self.vectors, self.sizes.values[0] / self.unit, half=self.half)
 
     def scan(self, allowed: Tensor, once: bool = False) -> Scan:
         scanner = Scanner(self, allowed)

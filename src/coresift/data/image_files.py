@@ -1,0 +1,269 @@
+"""Files to images: one reader for each form that image sets come in, and a writer of sheets."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from coresift.types import Index, InputError
+
+Pixels: TypeAlias = npt.NDArray[np.uint8]
+Shape: TypeAlias = tuple[int, int, int]
+Array: TypeAlias = npt.NDArray[Any]
+Arrays: TypeAlias = tuple[Array, Array, Array, Array]
+
+# A sheet holds 10 columns of 500 images, filled column by column. WebP knows no side longer than its limit.
+ROWS, COLUMNS = 500, 10
+PER_SHEET = ROWS * COLUMNS
+WEBP_LIMIT = 16383
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """A classification problem on images, with the published split.
+
+    Attributes
+    ----------
+    name : for headings.
+    x : (N, channels, height, width) training images, the pool.
+    y : (N,) their labels, 0 to C-1.
+    test_x : (M, channels, height, width) test images.
+    test_y : (M,) their labels.
+    class_names : C names.
+    """
+
+    name: str
+    x: Pixels
+    y: Index
+    test_x: Pixels
+    test_y: Index
+    class_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form that an image set comes in.
+
+    Attributes
+    ----------
+    files : names of the files, all of them needed; one that ends in ``.gz`` may also be unpacked.
+    read : what makes x, y, test_x and test_y of them, for images of a shape (channels, height, width).
+    subfolder : where the official archive unpacks them to.
+    """
+
+    files: tuple[str, ...]
+    read: Callable[[Sequence[Path], Shape], Arrays]
+    subfolder: str = ""
+
+
+def read_sheets(paths: Sequence[Path], shape: Shape) -> Arrays:
+    """Read what `write_sheets` wrote, found by its files of labels, those of training first."""
+    train, test = paths[:2]
+    return *_read_split(train, shape), *_read_split(test, shape)
+
+
+def write_sheets(images: Images, folder: str | Path) -> None:
+    """Pack a set into a few files, to move it to another machine; `load_images` reads them.
+
+    Sheets ``train_00.webp``, ..., ``test_00.webp``, ... are lossless WebP pictures of 5000 images each, grey
+    ones with three equal channels; the last of a split is padded with zeros. Labels are in
+    ``train_labels.npy`` and ``test_labels.npy``.
+    """
+    from_array = _pillow().fromarray
+    splits = {"train": (images.x, images.y), "test": (images.test_x, images.test_y)}
+    for x, _ in splits.values():
+        channels, height, width = x.shape[1:]
+        if x.dtype != np.uint8 or channels not in (1, 3):
+            raise InputError(f"images have {channels} channels of {x.dtype}, expected 1 or 3 of uint8")
+        if ROWS * height > WEBP_LIMIT or COLUMNS * width > WEBP_LIMIT:
+            raise InputError(
+                f"images are {height} high and {width} wide, expected at most {WEBP_LIMIT // ROWS} and "
+                f"{WEBP_LIMIT // COLUMNS} in sheets of {ROWS} by {COLUMNS}; use numpy.savez instead"
+            )
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, (x, _) in splits.items():
+        channels, height, width = x.shape[1:]
+        for number, start in enumerate(range(0, len(x), PER_SHEET)):
+            part = x[start : start + PER_SHEET]
+            block = np.zeros((COLUMNS, ROWS, channels, height, width), np.uint8)
+            block.reshape(PER_SHEET, channels, height, width)[: len(part)] = part
+            sheet = block.transpose(1, 3, 0, 4, 2).reshape(ROWS * height, COLUMNS * width, channels)
+            colours = np.ascontiguousarray(np.broadcast_to(sheet, (*sheet.shape[:2], 3)))
+            path = folder / f"{split}_{number:02d}.webp"
+            from_array(colours).save(path, lossless=True, quality=80, method=4)
+    # Last, since a set is found by its labels: what was stopped halfway is not taken for a set.
+    for split, (_, y) in splits.items():
+        np.save(folder / f"{split}_labels.npy", y)
+
+
+def read_idx(paths: Sequence[Path], shape: Shape) -> Arrays:
+    """Read images and labels of training, then of testing, in the form of MNIST, gzipped or not."""
+    x, y, test_x, test_y = (_idx(path, axes) for path, axes in zip(paths, (3, 1, 3, 1), strict=True))
+    return x[:, None], y, test_x[:, None], test_y
+
+
+def read_records(paths: Sequence[Path], shape: Shape) -> Arrays:
+    """Read the binary version of CIFAR-10: batches of training and one of testing."""
+    return _joined([_records(path, shape) for path in paths])
+
+
+def read_pickles(paths: Sequence[Path], shape: Shape) -> Arrays:
+    """Read the Python version of CIFAR-10, batches of training and one of testing, without running them."""
+    return _joined([_unpickled(path, shape) for path in paths])
+
+
+def read_mat(paths: Sequence[Path], shape: Shape) -> Arrays:
+    """Read the Matlab files of SVHN, that of training first."""
+    train, test = paths
+    return *_mat(train), *_mat(test)
+
+
+def read_arrays(paths: Sequence[Path], shape: Shape) -> Arrays:
+    """Read an ``.npz`` file of the arrays of `Images`."""
+    (path,) = paths
+    # Opened here, since numpy leaves a broken file open.
+    with _reading(path, "arrays x, y, test_x and test_y"), path.open("rb") as file, np.load(file) as arrays:
+        return arrays["x"], arrays["y"], arrays["test_x"], arrays["test_y"]
+
+
+@contextmanager
+def _reading(path: Path, content: str) -> Iterator[None]:
+    """Name the file, and the content it should have, whatever its bytes make a library raise."""
+    try:
+        yield
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"cannot read {path}: {reason}; it should hold {content}") from error
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise InputError("sheets of images need Pillow: pip install pillow") from None
+    return Image
+
+
+def _read_split(labels: Path, shape: Shape) -> tuple[Pixels, Array]:
+    open_image = _pillow().open
+    channels, height, width = shape
+    with _reading(labels, "an array of labels"):
+        y: Array = np.load(labels)
+        x = np.empty((len(y), *shape), np.uint8)
+    for number, start in enumerate(range(0, len(y), PER_SHEET)):
+        path = labels.with_name(labels.name.replace("labels.npy", f"{number:02d}.webp"))
+        with _reading(path, f"images {start} and on of {len(y)}"), open_image(path) as image:
+            sheet = np.asarray(image.convert("RGB"))
+        expected = (ROWS * height, COLUMNS * width)
+        if sheet.shape[:2] != expected:
+            raise InputError(
+                f"{path} is {sheet.shape[0]} high and {sheet.shape[1]} wide, expected {expected[0]} and "
+                f"{expected[1]}: {COLUMNS} columns of {ROWS} images, {height} high and {width} wide"
+            )
+        # (rows, height, columns, width, channels) to (columns, rows, channels, height, width)
+        block = sheet.reshape(ROWS, height, COLUMNS, width, 3)[..., :channels].transpose(2, 0, 4, 1, 3)
+        x[start : start + PER_SHEET] = block.reshape(PER_SHEET, *shape)[: len(y) - start]
+    return x, y
+
+
+def _idx(path: Path, axes: int) -> Pixels:
+    """The bytes of an idx file: two zeros, the type, the number of axes, their sizes, and the numbers."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with _reading(path, f"bytes along {axes} axes"), opened(path, "rb") as file:
+        content = file.read()
+        expected = bytes((0, 0, 8, axes))  # 8 stands for bytes
+        if content[:4] != expected:
+            raise InputError(f"{path} starts with {content[:4].hex(' ')}, expected {expected.hex(' ')}")
+        start = 4 + 4 * axes
+        sizes = struct.unpack(f">{axes}I", content[4:start])
+        if len(content) - start != prod(sizes):
+            raise InputError(f"{path} holds {len(content) - start} bytes, expected {prod(sizes)} for {sizes}")
+    # A copy, since an array over the file's own bytes could not be written to.
+    return np.frombuffer(content, np.uint8, offset=start).reshape(sizes).copy()
+
+
+def _joined(batches: Sequence[tuple[Array, Array]]) -> Arrays:
+    """The training set from all batches but the last, which is the test set; copied, to be written to."""
+    (*x, test_x), (*y, test_y) = zip(*batches, strict=True)
+    return np.concatenate(x), np.concatenate(y), test_x.copy(), test_y.copy()
+
+
+def _records(path: Path, shape: Shape) -> tuple[Pixels, Pixels]:
+    """The images (n, channels, height, width) and labels (n,) of records: a label, then an image."""
+    length, record = path.stat().st_size, 1 + prod(shape)
+    if length == 0 or length % record:
+        raise InputError(
+            f"{path} is {length} bytes long, expected a multiple of {record}: a label and {record - 1} pixels"
+        )
+    # Mapped, so that joining the batches is the one copy.
+    records = np.asarray(np.memmap(path, np.uint8, "r")).reshape(-1, record)
+    return records[:, 1:].reshape(-1, *shape), records[:, 0]
+
+
+class _Kept:
+    """Stands in for all that a pickled array is made with: keeps what it is given and computes nothing."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+def _as_bytes(text: str, encoding: str) -> bytes:
+    """What ``_codecs.encode`` does for Python 3 when it writes bytes to an old pickle."""
+    return text.encode("latin1")
+
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _Kept,
+    ("numpy._core.multiarray", "_reconstruct"): _Kept,
+    ("numpy", "ndarray"): _Kept,
+    ("numpy", "dtype"): _Kept,
+    ("_codecs", "encode"): _as_bytes,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads lists, numbers, strings and arrays; a pickle that names anything else, to call it, is refused."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it calls for {module}.{name}, and was not run")
+        return _ALLOWED[module, name]
+
+
+def _unpickled(path: Path, shape: Shape) -> tuple[Pixels, Array]:
+    """The images (n, channels, height, width) and labels (n,) of a pickled dictionary."""
+    with _reading(path, "a pickled batch of CIFAR-10, data and labels"), path.open("rb") as file:
+        batch = _Unpickler(file, encoding="bytes").load()
+        # Python 2 wrote the keys as bytes.
+        held = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
+        _, sizes, dtype, by_column, content = held["data"].state
+        if dtype.arguments[0] not in ("u1", b"u1"):
+            raise InputError(f"{path} holds pixels of type {dtype.arguments[0]}, expected u1")
+        pixels = np.frombuffer(content, np.uint8).reshape(sizes, order="F" if by_column else "C")
+        return pixels.reshape(-1, *shape), np.array(held["labels"])
+
+
+def _mat(path: Path) -> tuple[Array, Array]:
+    from scipy.io import loadmat
+
+    with _reading(path, "X of shape (height, width, channels, N) and y"):
+        arrays = loadmat(path, variable_names=["X", "y"])
+        x, y = arrays["X"].transpose(3, 2, 0, 1), arrays["y"].ravel()
+    # The label 10 stands for the digit 0.
+    return x, np.where(y == 10, 0, y)

@@ -1,0 +1,135 @@
+"""The image experiments in miniature: bytes in, crops and flips, a small ResNet, batches, measures."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from coresift.loop import Method, Simulation, calibration_error, run
+from coresift.models import DropoutClassifier, NeuralLinearClassifier
+from coresift.networks import Augment, ResNet18
+from coresift.networks.layers import Standardise
+
+
+def pictures(num: int, seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
+    """Bytes (n, 3, 12, 12) with a bright square, a bar or a cross, somewhere in the noise; and which."""
+    random = np.random.default_rng(seed)
+    x, y = random.integers(0, 120, (num, 3, 12, 12), dtype=np.uint8), random.integers(0, 3, num)
+    for image, kind in zip(x, y, strict=True):
+        row, column = random.integers(1, 6, 2)
+        part = image[:, row : row + 5, column : column + 5]
+        if kind == 0:
+            part[...] = 230
+        elif kind == 1:
+            part[:, 2] = 230
+        else:
+            part[:, 2], part[:, :, 2] = 230, 230
+    return torch.from_numpy(x), y
+
+
+SMALL = {
+    "network": partial(ResNet18, width=4, features=8),
+    "epochs": 6,
+    "schedule": "one-cycle",
+    "learning_rate": 1e-2,
+    "weight_decay": 0.01,
+    "batch_size": 32,
+    "least_steps": 120,
+    "augment": Augment(padding=1),
+    "progress": False,
+}
+
+
+@pytest.mark.parametrize("strategy", ["acs-fw", "predictive-lcmd", "badge", "k-center", "bald"])
+def test_rounds_of_labelling(strategy):
+    x, y = pictures(420)
+    model = NeuralLinearClassifier(**SMALL, precision="bfloat16", num_predictive=20)
+    simulation = Simulation(x, y, model, first=40, batch=40, budget=80, num_test=120)
+    method = Method(strategy, num_samples=10, exact=False, fill=strategy != "acs-fw")
+    assert (simulation.test_rows(0) == np.arange(300, 420)).all()
+    turns = [turn for (turn,) in run(simulation, [simulation.begin(method, seed=0)])]
+    last = turns[-1]
+    assert last.labels == 120 and last.rmse is None
+    assert last.accuracy is not None and last.accuracy > 0.6
+    assert last.error == 1 - last.accuracy
+    assert last.calibration_error is not None and 0 <= last.calibration_error < 0.4
+    assert -1.0 < last.log_density < 0
+    bought = [row for turn in turns for row in turn.bought]
+    assert len(set(bought)) == 80 and max(bought) < 300
+
+
+def test_dropout_on_images():
+    x, y = pictures(300, 1)
+    model = DropoutClassifier(**SMALL, where="last", random_state=1).fit(x[:200], y[:200])
+    assert model.score(x[200:], y[200:]) > 0.8
+
+
+def test_bytes_are_standardised_like_numbers():
+    x, _ = pictures(30, 2)
+    of_bytes, of_numbers = Standardise.of(x), Standardise.of(x.double())
+    torch.testing.assert_close(of_bytes.mean, of_numbers.mean)
+    torch.testing.assert_close(of_bytes.deviation, of_numbers.deviation)
+    torch.testing.assert_close(of_bytes(x), of_numbers(x.double()))
+    assert Standardise.of(torch.full((4, 2, 3, 3), 7, dtype=torch.uint8)).deviation.eq(1).all()
+
+
+def test_crops_and_flips_of_bytes():
+    torch.manual_seed(0)
+    image = torch.arange(1, 31, dtype=torch.uint8).view(1, 1, 5, 6).expand(400, 2, 5, 6)
+    found = Augment(padding=2)(image)
+    assert found.shape == image.shape and found.dtype == torch.uint8
+    padded = torch.nn.functional.pad(image[0, 0], [2] * 4)
+    flipped = torch.nn.functional.pad(image[0, 0].flip(1), [2] * 4)
+    crops = {
+        (source[row : row + 5, column : column + 6].numpy().tobytes())
+        for source in (padded, flipped)
+        for row in range(5)
+        for column in range(5)
+    }
+    seen = {one[0].contiguous().numpy().tobytes() for one in found}
+    assert seen <= crops and len(seen) > 45  # of 50
+    assert torch.equal(found[:, 0], found[:, 1])  # channels move together
+    only = Augment(padding=0, flip=False)(image)
+    assert torch.equal(only, image)
+
+
+def test_small_sets_are_passed_over_more_often(monkeypatch):
+    from coresift.networks import trainer
+
+    seen = []
+    adam = trainer._Adam.step
+    monkeypatch.setattr(
+        trainer._Adam, "step", lambda self, *rest: (seen.append(float(rest[1])), adam(self, *rest))[1]
+    )
+    x, y = pictures(64, 3)
+    NeuralLinearClassifier(**SMALL).fit(x, y)  # two steps an epoch
+    assert len(seen) == 120
+    peak = int(np.argmax(seen))
+    assert 20 <= peak <= 28 and seen[0] < 0.3 * seen[peak] and seen[-1] < 0.02 * seen[peak]
+
+
+def test_calibration_error():
+    generator = torch.Generator().manual_seed(0)
+    confidence = torch.rand(200_000, generator=generator)
+    right = torch.rand(200_000, generator=generator) < confidence
+    assert calibration_error(confidence, right) < 0.006
+    assert calibration_error(torch.full((10,), 0.9), torch.zeros(10, dtype=torch.bool)) == pytest.approx(0.9)
+
+
+def test_a_class_that_was_never_met_is_wrong():
+    x, y = pictures(200, 4)
+    train = np.flatnonzero(y[:120] != 2)
+    order = np.concatenate([train, np.arange(120, 200)])
+    simulation = Simulation(
+        x[order],
+        y[order],
+        NeuralLinearClassifier(**SMALL),
+        first=len(train) - 5,
+        batch=5,
+        budget=5,
+        num_test=80,
+    )
+    (turn, *_) = next(run(simulation, [simulation.begin(Method("random"), 0)]))
+    assert turn.accuracy is not None and turn.accuracy <= (y[120:] != 2).mean()
+    assert turn.log_density < -5

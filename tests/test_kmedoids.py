@@ -1,0 +1,207 @@
+"""K-Medoids by turns against brute force, and against FasterPAM where that is installed."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from coresift.selectors import KMedoids, kmedoids
+from coresift.spaces import FeatureSpace, GramSpace, VectorSpace
+from coresift.testing import check_selector
+from coresift.types import InputError
+
+needs_package = pytest.mark.skipif(find_spec("kmedoids") is None, reason="needs the kmedoids package")
+# No pool is small enough for a matrix of all pairs.
+BY_TURNS = KMedoids(max_points=0)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def clumps(rows, size, num, seed=0):
+    """(rows, size) points around ``num`` places."""
+    places = 3 * normal(rows, num, seed=seed + 1)
+    return places[:, torch.arange(size) % num] + normal(rows, size, seed=seed)
+
+
+def cost(points, index):
+    """The sum of distances to the nearest of some columns."""
+    return float(torch.cdist(points.mT, points[:, index].mT).min(1).values.sum())
+
+
+@pytest.mark.parametrize("selector", [KMedoids(), BY_TURNS], ids=["swaps", "turns"])
+def test_middles_of_three_clumps(selector):
+    centres = torch.tensor([[0.0, 20.0, 40.0], [0.0, 20.0, 0.0]], dtype=torch.float64)
+    points = torch.cat([centres[:, [k]] + normal(2, 30, seed=k) for k in range(3)], 1)
+    batch = selector.select(FeatureSpace(points), 3)
+    assert sorted(batch.index // 30) == [0, 1, 2]
+    assert batch.weights.sum() == pytest.approx(90)
+    assert (np.diff(batch.weights) <= 0).all()
+    assert batch.residuals == pytest.approx(cost(points, batch.index))
+    rest = selector.select(FeatureSpace(points), 2, pending=[5])
+    assert sorted(rest.index // 30) == [1, 2]
+
+
+@needs_package
+def test_samples_of_spaces_without_vectors():
+    points = clumps(3, 90, 3)
+    batch = KMedoids(max_points=40).select(GramSpace(points.mT @ points), 3)
+    assert sorted(batch.index % 3) == [0, 1, 2]
+    assert batch.weights.sum() == pytest.approx(90)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_contract_by_turns(dtype):
+    for budget in (1, 10, 30):
+        check_selector(BY_TURNS, VectorSpace(normal(5, 46).to(dtype)), budget=budget)
+        check_selector(BY_TURNS, FeatureSpace(normal(2, 46).to(dtype)), budget=budget)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    vectors=hnp.arrays(
+        np.float64,
+        st.tuples(st.integers(1, 3), st.integers(2, 14)),
+        elements=st.integers(-2, 2).map(float),
+    ),
+    data=st.data(),
+)
+def test_any_points_give_exactly_the_budget(vectors, data):
+    """Duplicates, ties and one dimension: of identical points one, unless the pool leaves no choice."""
+    size = vectors.shape[1]
+    some = st.lists(st.integers(0, size - 1), max_size=4, unique=True)
+    pending, exclude = data.draw(some), data.draw(some)
+    left = np.setdiff1d(np.arange(size), pending + exclude)
+    if len(left) == 0:
+        return
+    budget = data.draw(st.integers(1, len(left)))
+    batch = BY_TURNS.select(FeatureSpace(torch.from_numpy(vectors)), budget, pending=pending, exclude=exclude)
+    assert len(batch) == len(set(batch.index.tolist())) == budget
+    assert set(batch.index.tolist()) <= set(left.tolist())
+    held = {tuple(vectors[:, n]) for n in pending}
+    kinds = {tuple(vectors[:, n]) for n in left} - held
+    assert len({tuple(vectors[:, n]) for n in batch.index} - held) == min(budget, len(kinds))
+    assert batch.weights.sum() + batch.pending_weights.sum() == pytest.approx(size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("pending", [[], [3, 50, 7]])
+def test_each_is_the_middle_of_its_points(dtype, pending):
+    """Every sum of distances by brute force; the first hundred points are there three times."""
+    points = clumps(3, 700, 12)
+    points = torch.cat([points, points[:, :100], points[:, :100]], 1)
+    batch = BY_TURNS.select(FeatureSpace(points.to(dtype)), 25, pending=pending)
+    members = [*sorted(pending), *batch.index.tolist()]
+    covered = np.setdiff1d(np.arange(points.shape[1]), pending)
+    distance = torch.cdist(points.mT, points.mT)[covered]
+    owner = distance[:, members].argmin(1)
+    for number, medoid in enumerate(members):
+        own = distance[owner == number]
+        if number >= len(pending):
+            assert float(own[:, medoid].sum()) <= (1 + 1e-5) * float(
+                own[:, covered[owner == number]].sum(0).min()
+            )
+        weight = np.concatenate([batch.pending_weights, batch.weights])[number]
+        assert weight == pytest.approx(len(own) * points.shape[1] / len(covered))
+    assert batch.residuals == pytest.approx(float(distance[:, members].min(1).values.sum()))
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_large_clusters(num):
+    """Of more points than may become the middle: the best of all is among those nearest to the mean."""
+    points = torch.cat([normal(3, 2500, seed=k) + 50 * k for k in range(num)], 1)
+    assert points.shape[1] // num > kmedoids._MOST_MIDDLES
+    batch = BY_TURNS.select(FeatureSpace(points.float()), num)
+    for n in batch.index.tolist():
+        own = points[:, n - n % 2500 :][:, :2500]
+        sums = torch.cdist(own.mT, own.mT).sum(0)
+        assert float(sums[n % 2500]) <= (1 + 1e-6) * float(sums.min())
+
+
+def test_the_working_set_does_not_matter(monkeypatch):
+    space = FeatureSpace(clumps(4, 600, 9))
+    expected = BY_TURNS.select(space, 40, pending=[2], seed=5)
+    for size in (1, 700):
+        monkeypatch.setattr(kmedoids, "_WORKING_SET", size)
+        found = BY_TURNS.select(space, 40, pending=[2], seed=5)
+        assert found.index.tolist() == expected.index.tolist()
+        assert found.weights.tolist() == expected.weights.tolist()
+
+
+def test_units_and_distance_from_the_origin_do_not_matter():
+    """In float32, where squares of these numbers are too large, or what is left of them too little."""
+    points = clumps(3, 500, 20)
+    expected = cost(points, BY_TURNS.select(FeatureSpace(points), 20).index)
+    for moved in (1e25 * points, points + 3000):
+        batch = BY_TURNS.select(FeatureSpace(moved.float()), 20)
+        assert cost(points, batch.index) <= 1.05 * expected
+
+
+def test_points_that_rounding_cannot_tell_apart():
+    """Distances are all rounding, in products at least: still no point is taken twice."""
+    points = (1000 * (torch.arange(300) % 2) + 1e-3 * normal(4, 300)).float()
+    for seed in range(5):
+        batch = BY_TURNS.select(FeatureSpace(points), 40, seed=seed)
+        assert len(set(batch.index.tolist())) == 40
+        assert set(batch.index % 2) == {0, 1}
+
+
+def test_all_points():
+    points = normal(2, 50)
+    batch = BY_TURNS.select(FeatureSpace(points), 50)
+    assert batch.index.tolist() == list(range(50))
+    assert batch.weights.tolist() == [1.0] * 50
+    assert batch.residuals.tolist() == [0.0]
+    assert sorted(BY_TURNS.select(FeatureSpace(points), 47, pending=[9, 4, 11]).index) == sorted(
+        set(range(50)) - {9, 4, 11}
+    )
+
+
+@needs_package
+@pytest.mark.parametrize("points", [normal(8, 2000), clumps(8, 2000, 60), clumps(2, 2000, 400)])
+@pytest.mark.parametrize("num", [5, 60, 400])
+def test_sums_beside_those_of_fasterpam(points, num):
+    """At most a twentieth above FasterPAM, on average over starts, and well below that of random points."""
+    space = FeatureSpace(points)
+    turns, swaps, drawn = (
+        np.mean([cost(points, one(seed)) for seed in range(3)])
+        for one in (
+            lambda seed: BY_TURNS.select(space, num, seed=seed).index,
+            lambda seed: KMedoids().select(space, num, seed=seed).index,
+            lambda seed: torch.randperm(2000, generator=torch.Generator().manual_seed(seed))[:num],
+        )
+    )
+    assert turns <= 1.05 * swaps
+    assert turns <= 0.97 * drawn
+
+
+def test_more_turns_never_cost_more():
+    points = clumps(6, 3000, 100)
+    costs = [
+        KMedoids(max_points=0, max_iterations=turns).select(FeatureSpace(points), 150).residuals[0]
+        for turns in (0, 1, 2, 4, 100)
+    ]
+    assert (np.diff(costs) <= 0).all() and costs[-1] < 0.9 * costs[0]
+
+
+def test_a_large_pool():
+    points = clumps(8, 20_000, 500)
+    space = FeatureSpace(points.float())
+    batch = KMedoids().select(space, 300)
+    assert len(set(batch.index.tolist())) == 300
+    assert batch.weights.sum() == 20_000
+    assert batch.index.tolist() == KMedoids().select(space, 300).index.tolist()
+    assert batch.residuals[0] < 0.95 * cost(points, torch.arange(300))
+
+
+def test_without_the_package(monkeypatch):
+    monkeypatch.setattr(kmedoids, "_fasterpam", lambda: None)
+    points = normal(3, 40)
+    check_selector(KMedoids(), FeatureSpace(points))
+    with pytest.raises(InputError, match=r"GramSpace, which has no stored vectors.*coresift\[kmedoids\]"):
+        KMedoids().select(GramSpace(points.mT @ points), 3)
