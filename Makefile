@@ -18,7 +18,7 @@ demo: install
 	$(BIN)/coresift demo
 
 test: install
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto
 
 check: install
 	$(BIN)/ruff format --check .

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 from torch.distributions import Independent, MixtureSameFamily, Normal, Poisson
 
@@ -333,21 +332,6 @@ def test_estimators_saved_and_loaded(kind, options, tmp_path):
     else:
         for loaded, fitted in zip(again.predict(TABLE, True), model.predict(TABLE, True), strict=True):
             np.testing.assert_array_equal(loaded, fitted)
-
-
-SAME_ROUNDING = {
-    "check_methods_subset_invariance": "networks compute in float32, where a matrix product of other rows "
-    "rounds differently: predictions agree to 1e-6, not to 1e-7"
-}
-
-
-@parametrize_with_checks(
-    [kind(epochs=20, progress=False, num_predictive=20) for kind in (DropoutRegressor, DropoutClassifier)],
-    expected_failed_checks=lambda _: SAME_ROUNDING,
-    xfail_strict=False,
-)
-def test_scikit_learn(estimator, check):
-    check(estimator)
 
 
 @pytest.mark.parametrize("kind", [0, 1])

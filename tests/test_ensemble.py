@@ -6,7 +6,6 @@ import torch
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import check_estimator
 from torch import nn
 from torch.distributions import Independent, Normal
 
@@ -169,24 +168,6 @@ def test_images(tmp_path):
     model.save(tmp_path)
     again = EnsembleClassifier.load(tmp_path, network=layers)
     np.testing.assert_array_equal(again.predict_proba(images), model.predict_proba(images))
-
-
-SAME_ROUNDING = {
-    "check_methods_subset_invariance": "networks compute in float32, where a matrix product of other rows "
-    "rounds differently: predictions agree to 1e-6, not to 1e-7"
-}
-
-
-@pytest.mark.parametrize("kind", [EnsembleRegressor, EnsembleClassifier])
-def test_scikit_learn(kind):
-    estimator = kind(epochs=20, num_members=2, progress=False)
-    results = check_estimator(estimator, on_skip=None, on_fail=None, expected_failed_checks=SAME_ROUNDING)
-    assert {result["check_name"] for result in results if result["status"] == "skipped"} <= {
-        "check_array_api_input",  # needs an environment variable of SciPy's, and is about GPU arrays
-        "check_regressor_data_not_an_array",  # these two need pandas
-        "check_classifier_data_not_an_array",
-    }
-    assert not [result for result in results if result["status"] == "failed"]
 
 
 @pytest.mark.parametrize("kind", [0, 1])

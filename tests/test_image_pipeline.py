@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from coresift.experiments.batch_map import BatchMap, spread
 from coresift.loop import Method, Simulation, calibration_error, run
 from coresift.models import DropoutClassifier, NeuralLinearClassifier
 from coresift.networks import Augment, ResNet18
@@ -133,3 +134,29 @@ def test_a_class_that_was_never_met_is_wrong():
     (turn, *_) = next(run(simulation, [simulation.begin(Method("random"), 0)]))
     assert turn.accuracy is not None and turn.accuracy <= (y[120:] != 2).mean()
     assert turn.log_density < -5
+
+
+def test_map_of_batches(tmp_path):
+    x, y = pictures(420)
+    simulation = Simulation(
+        x, y, NeuralLinearClassifier(**SMALL), first=40, batch=10, budget=10, num_test=120
+    )
+    methods = {name: Method(name) for name in ("maxent", "k-center")}
+    found = BatchMap.of(simulation, methods, budget=20, shown=100)
+    assert len(found.features) == len(found.classes) <= 140
+    for name, batch in found.batches.items():
+        assert len(set(batch.tolist())) == 20
+        assert found.spread[name] == pytest.approx(spread(found.features[batch]) / found.random[0])
+    assert found.spread["k-center"] > 1 > found.spread["maxent"]
+    found.save(tmp_path / "map.npz")
+    with np.load(tmp_path / "map.npz") as arrays:
+        assert (arrays["batch maxent"] == found.batches["maxent"]).all()
+    titles = [axes.get_title("left") for axes in found.picture().axes]
+    assert titles == ["maxent", "k-center"]
+
+
+def test_all_labels_at_once():
+    x, y = pictures(200, 5)
+    simulation = Simulation(x, y, NeuralLinearClassifier(**SMALL), first=150, batch=1, budget=0, num_test=50)
+    (turns,) = run(simulation, [simulation.begin(Method("random"), 0)])
+    assert turns[0].labels == 150 and turns[0].chosen == ()

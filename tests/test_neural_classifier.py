@@ -6,7 +6,6 @@ import torch
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 import coresift
@@ -160,8 +159,3 @@ def test_errors():
         quick(network=nn.Unflatten(1, (1, 2))).fit(x, y)
     with pytest.raises(ValueError, match="continuous"):
         quick().fit(x, np.linspace(0, 1, 12))
-
-
-@parametrize_with_checks([NeuralLinearClassifier(epochs=30, progress=False)])
-def test_scikit_learn(estimator, check):
-    check(estimator)

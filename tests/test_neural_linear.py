@@ -10,7 +10,6 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
-from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from coresift import ArrayPool, InputError, select
@@ -404,13 +403,3 @@ def test_in_a_pipeline_and_cross_validated():
         PolynomialFeatures(2), NeuralLinearRegressor(epochs=30, random_state=0, progress=False)
     )
     assert cross_val_score(pipeline, x, y, cv=3).mean() > 0.5
-
-
-@parametrize_with_checks(
-    [
-        NeuralLinearRegressor(epochs=20, progress=False),
-        NeuralLinearRegressor(num_members=2, epochs=10, calibration_folds=0, progress=False),
-    ]
-)
-def test_scikit_learn_checks(estimator, check):
-    check(estimator)

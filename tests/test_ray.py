@@ -20,9 +20,8 @@ from coresift.strategies import STRATEGIES, Problem
 
 ray = pytest.importorskip("ray", reason="needs the ray package")
 
-# One cluster for all: its start takes seconds. Under xdist the group keeps the tests in one process.
 pytestmark = [
-    pytest.mark.xdist_group("ray"),
+    pytest.mark.usefixtures("cluster"),  # one for all: its start takes seconds
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -30,16 +29,6 @@ pytestmark = [
 ]
 
 SIZE = 3000
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    patch = pytest.MonkeyPatch()
-    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
-    patch.undo()
 
 
 @pytest.fixture(scope="module")

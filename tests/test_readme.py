@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -9,19 +8,30 @@ import pytest
 from coresift import STRATEGIES
 
 ROOT = Path(__file__).parent.parent
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
 PAGES = [
     "README.md",
     *(
         f"docs/{name}.md"
-        for name in ("quickstart", "symbols", "choosing", "extending", "scaling", "data", "experiments")
+        for name in (
+            "quickstart",
+            "symbols",
+            "choosing",
+            "extending",
+            "scaling",
+            "data",
+            "experiments",
+            "cluster",
+        )
     ),
-    pytest.param("docs/cluster.md", marks=[needs_ray, pytest.mark.xdist_group("ray")]),
 ]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_code_runs_as_it_stands(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_runs_as_it_stands(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if page == "docs/cluster.md":
+        request.getfixturevalue("cluster")
     monkeypatch.chdir(tmp_path)
     text = (ROOT / page).read_text(encoding="utf-8")
     namespace: dict[str, object] = {"__name__": "__main__"}

@@ -129,6 +129,39 @@ def figure(
     typer.echo(f"written to {path}")
 
 
+@experiments.command(name="map")
+def batch_map(
+    config: Annotated[Path, typer.Argument(help="A TOML file, such as experiments/cifar10.toml.")],
+    methods: Annotated[
+        str, typer.Option(help="Only these methods, with commas between.")
+    ] = "maxent,bald,acs-fw-j10",
+    budget: Annotated[int, typer.Option(help="Points in each batch.")] = 200,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where images lie; CORESIFT_DATA or data by default.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to train: cpu or cuda.")] = "cpu",
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write, beside one of data; batches-DATA.png by default.")
+    ] = None,
+) -> None:
+    """Draw where batches lie among the features of a model trained on the first labels."""
+    from coresift.experiments.batch_map import BatchMap
+    from coresift.experiments.config import Experiment
+    from coresift.report.figures import save
+
+    experiment = Experiment.load(config).only((), _names(methods))
+    for data in experiment.data:
+        path = out or Path(f"batches-{data}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        simulation = experiment.simulation(data, folder, device, workers=1)
+        found = BatchMap.of(simulation, experiment.methods, budget)
+        found.save(path.with_suffix(".npz"))
+        save(found.picture(), path)
+        for name, value in found.spread.items():
+            typer.echo(f"{data} {name}: nearest other point of the batch at {value:.3f} of random's distance")
+        typer.echo(f"written to {path}")
+
+
 @app.command()
 def strategies() -> None:
     """List the strategies."""

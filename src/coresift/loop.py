@@ -149,7 +149,7 @@ class Simulation:
         `NeuralLinearClassifier`.
     first : labels at the start, drawn at random.
     batch : labels bought in a round.
-    budget : labels bought in all.
+    budget : labels bought in all; none for what a model is worth with the first ones.
     test_share : of the rows, kept for testing, other ones for each seed.
     num_test : instead, the last rows are for testing, that many for every seed.
     workers : processes that evaluate and choose side by side, where the pool is small.
@@ -180,7 +180,7 @@ class Simulation:
                 "workers; expected at least one of each"
             )
         needed, have = self.first + self.budget, len(self.x) - self._test_size
-        if min(self.first, self.batch, self.budget) < 1 or needed > have:
+        if min(self.first, self.batch, self.budget + 1) < 1 or needed > have:
             raise InputError(
                 f"{self.first} first labels and {self.budget} bought in batches of {self.batch} cannot come "
                 f"from the {have} rows that are not kept for testing"
@@ -275,24 +275,12 @@ def _look_and_choose(
     wanted = simulation._wanted(state)
     if wanted == 0:
         return turn
-    pool = simulation.pool_rows(state)
-    method = state.method
     began = time.perf_counter()
-    batch = select(
-        ArrayPool(simulation.x[pool]),
-        budget=wanted,
-        strategy=method.resolved(),
-        posterior=posterior,
-        labelled=simulation.x[simulation.known(state)[0]],
-        num_samples=method.num_samples,
-        exact=method.exact,
-        seed=_seed(state, 1),
-    )
+    chosen = choose(simulation, state, posterior, wanted)
     seconds = time.perf_counter() - began
-    chosen = tuple(pool[batch.index].tolist())
     guesses: tuple[float, ...] = ()
     bought = chosen
-    if method.impute:
+    if state.method.impute:
         predicted = posterior.predictive(torch.as_tensor(simulation.x[list(chosen)])).mean
         guesses = tuple(predicted.double().tolist())
         waiting = (*(row for row, _ in state.guesses), *chosen)
@@ -300,6 +288,22 @@ def _look_and_choose(
         complete = len(waiting) == simulation.batch or labels == simulation.first + simulation.budget
         bought = waiting if complete else ()
     return replace(turn, chosen=chosen, guesses=guesses, bought=bought, select_seconds=seconds)
+
+
+def choose(simulation: Simulation, state: State, posterior: Any, budget: int) -> tuple[int, ...]:
+    """Rows that a run's method would have labelled next."""
+    pool, method = simulation.pool_rows(state), state.method
+    batch = select(
+        ArrayPool(simulation.x[pool]),
+        budget=budget,
+        strategy=method.resolved(),
+        posterior=posterior,
+        labelled=simulation.x[simulation.known(state)[0]],
+        num_samples=method.num_samples,
+        exact=method.exact,
+        seed=_seed(state, 1),
+    )
+    return tuple(pool[batch.index].tolist())
 
 
 def _regressed(predictive: Any, target: npt.NDArray[Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -69,7 +69,8 @@ class Experiment:
     model : its options; instead of modules, which TOML cannot hold, the ``widths`` of an `MLP`, or for images
         the ``width`` of a `ResNet18`, and ``padding`` and ``flip`` of an `Augment`.
     seeds : how many runs of each method, with the seeds 0, 1, ...
-    first, batch, budget, test_share : see `Simulation`; images have a test set of their own.
+    first, batch, budget, test_share : see `Simulation`; images have a test set of their own. ``first`` may be
+        "all", with a ``budget`` of zero, for what a model is worth with every label.
     """
 
     data: Mapping[str, Source]
@@ -77,14 +78,18 @@ class Experiment:
     kind: str = "neural-linear"
     model: Mapping[str, Any] = field(default_factory=dict)
     seeds: int = 40
-    first: int = 20
+    first: int | Literal["all"] = 20
     batch: int = 10
     budget: int = 100
     test_share: float = 0.2
 
     def __post_init__(self) -> None:
-        for name, least in (("seeds", 1), ("first", 2), ("batch", 1), ("budget", 1)):
+        if (self.first == "all") != (self.budget == 0):
+            raise InputError(f"first is {self.first!r} and budget {self.budget!r}: 'all' goes with 0")
+        for name, least in (("seeds", 1), ("first", 2), ("batch", 1), ("budget", 0)):
             value = getattr(self, name)
+            if (name, value) == ("first", "all"):
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InputError(f"{name} is {value!r}, expected a whole number of at least {least}")
         if not isinstance(self.test_share, float) or not 0 < self.test_share < 1:
@@ -197,7 +202,7 @@ class Experiment:
             table.x,
             table.y,
             model,
-            first=self.first,
+            first=len(table.x) - round(self.test_share * len(table.x)) if self.first == "all" else self.first,
             batch=self.batch,
             budget=self.budget,
             test_share=self.test_share,
@@ -216,7 +221,7 @@ class Experiment:
             torch.from_numpy(np.concatenate([images.x, images.test_x])).to(device),
             np.concatenate([images.y, images.test_y]),
             IMAGE_MODELS[self.kind](**options, device=device, progress=False),
-            first=self.first,
+            first=len(images.y) if self.first == "all" else self.first,
             batch=self.batch,
             budget=self.budget,
             num_test=len(images.test_y),
