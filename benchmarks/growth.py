@@ -134,9 +134,8 @@ def main() -> None:
     for name in SELECTORS:
         for size in (10**4, 10**5, 10**6, 10**7, 10**8):
             if size <= arguments.largest:
-                budget = 50 if size <= IN_MEMORY else 5
-                row = {"selector": name, "size": size, "dimensions": 10, "budget": budget}
-                note("size", {**row, **apart(f"one({name!r}, {size}, 10, {budget})")})
+                row = {"selector": name, "size": size, "dimensions": 10, "budget": 50}
+                note("size", {**row, **apart(f"one({name!r}, {size}, 10, 50)")})
         for budget in (10, 100, 1000):
             row = {"selector": name, "size": 10**5, "dimensions": 100, "budget": budget}
             note("budget", {**row, **apart(f"one({name!r}, 100_000, 100, {budget})")})

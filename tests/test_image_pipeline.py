@@ -1,12 +1,19 @@
 """The image experiments in miniature: bytes in, crops and flips, a small ResNet, batches, measures."""
 
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from coresift.data import IMAGES
 from coresift.experiments.batch_map import BatchMap, spread
+from coresift.experiments.config import Experiment
+from coresift.experiments.report import write_report
+from coresift.experiments.runner import run_experiment
+from coresift.experiments.store import Log
 from coresift.loop import Method, Simulation, calibration_error, run
 from coresift.models import DropoutClassifier, NeuralLinearClassifier
 from coresift.networks import Augment, ResNet18
@@ -29,6 +36,7 @@ def pictures(num: int, seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
     return torch.from_numpy(x), y
 
 
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 SMALL = {
     "network": partial(ResNet18, width=4, features=8),
     "epochs": 6,
@@ -160,3 +168,49 @@ def test_all_labels_at_once():
     simulation = Simulation(x, y, NeuralLinearClassifier(**SMALL), first=150, batch=1, budget=0, num_test=50)
     (turns,) = run(simulation, [simulation.begin(Method("random"), 0)])
     assert turns[0].labels == 150 and turns[0].chosen == ()
+
+
+@pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
+def test_experiments_can_be_read(path):
+    experiment = Experiment.load(path)
+    assert experiment.data and experiment.methods
+
+
+def test_an_experiment_from_files_to_the_report(tmp_path, monkeypatch):
+    x, y = pictures(360, 6)
+    train, test = x[:240].numpy(), x[240:].numpy()
+    np.savez(tmp_path / "cifar10.npz", x=train, y=y[:240], test_x=test, test_y=y[240:])
+    small = replace(
+        IMAGES["cifar10"],
+        shape=(3, 12, 12),
+        class_names=("square", "bar", "cross"),
+        counts=tuple(np.bincount(y[:240]).tolist()),
+        test_counts=tuple(np.bincount(y[240:]).tolist()),
+        means=tuple((train.mean((0, 2, 3)) / 255).round(4).tolist()),
+    )
+    monkeypatch.setitem(IMAGES, "cifar10", small)
+    config = tmp_path / "small.toml"
+    config.write_text(
+        """
+        data = "cifar10"
+        methods = ["random", "k-medoids"]
+        seeds = 2
+        first = 40
+        batch = 20
+        budget = 20
+        [model]
+        width = 4
+        padding = 1
+        flip = true
+        epochs = 3
+        schedule = "one-cycle"
+        batch_size = 32
+        least_steps = 20
+        """
+    )
+    run_experiment(Experiment.load(config), tmp_path / "results", folder=tmp_path)
+    write_report(tmp_path / "results")
+    text = (tmp_path / "results" / "tables.md").read_text(encoding="utf-8")
+    assert "accuracy at 60 labels" in text and "k-medoids" in text
+    settings = Log(tmp_path / "results" / "cifar10" / "random.jsonl").settings()
+    assert settings["model"]["width"] == 4 and settings["model"]["flip"] is True

@@ -223,7 +223,7 @@ def test_a_method_may_refuse_to_be_unfilled() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"budget": 595}, {"first": 590}, {"first": 0}, {"batch": 0}, {"budget": 0}, {"test_share": 0.95}],
+    [{"budget": 595}, {"first": 590}, {"first": 0}, {"batch": 0}, {"budget": -1}, {"test_share": 0.95}],
     ids=str,
 )
 def test_impossible_budgets(options: dict[str, Any]) -> None:
