@@ -136,20 +136,25 @@ class OnDisk(Columns):
     def at(self, index: Tensor) -> Tensor:
         found = torch.empty(self.shape[0], len(index), dtype=self.dtype)
         for here, columns, place in self._by_block(index):
-            found[:, here] = columns[:, place]
+            found[:, here] = take(columns, place)
         return found
 
     def put(self, index: Tensor, values: Tensor) -> None:
         for here, columns, place in self._by_block(index):
-            columns[:, place] = values[:, here].to(columns)
+            columns.index_copy_(1, place, values[:, here].to(columns))
 
-    def _by_block(self, index: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _by_block(self, index: Tensor) -> Iterator[tuple[slice | Tensor, Tensor, Tensor]]:
         """For each block, which of ``index`` lie in it, its columns, and their places there."""
-        block = index // self.block
-        for number in torch.unique(block).tolist():
-            first, here = number * self.block, block == number
+        order = None
+        if not bool((index[1:] >= index[:-1]).all()):  # as a rule it ascends
+            index, order = index.sort(stable=True)
+        numbers, counts = torch.unique_consecutive(index // self.block, return_counts=True)
+        start = 0
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            first, here = number * self.block, slice(start, start + count)
             columns = self.part(slice(first, min(first + self.block, len(self))))
-            yield here, columns, index[here] - first
+            yield here if order is None else order[here], columns, index[here] - first
+            start += count
 
 
 def map_pool(
