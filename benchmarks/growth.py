@@ -3,7 +3,7 @@
     python benchmarks/growth.py [FOLDER] [--largest 1e8]
 
 Writes growth.json and growth.png into the folder, ``growth`` by default. Each point is measured in a process
-of its own. Above ten million points the vectors lie on disk.
+of its own. Ten million points and more are measured with the vectors on disk, too.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SELECTORS: dict[str, Selector] = {"Frank-Wolfe": FrankWolfe(), "LCMD": LCMD()}
 IN_MEMORY = 10_000_000
 
 
-def one(name: str, size: int, dimensions: int, budget: int) -> dict[str, float]:
+def one(name: str, size: int, dimensions: int, budget: int, on_disk: bool = False) -> dict[str, float]:
     """Seconds for a batch, and the most memory."""
     generator = torch.Generator().manual_seed(0)
-    if size <= IN_MEMORY:
+    if not on_disk:
         space = VectorSpace(torch.randn(dimensions, size, generator=generator).add_(0.3))
     else:
         columns = OnDisk(dimensions, size, torch.float32, 65536)
@@ -103,17 +103,22 @@ def draw(results: dict[str, list[dict[str, float]]], path: Path) -> None:
     for axes, (along, label) in zip(
         panels, (("size", "points N"), ("budget", "batch b"), ("dimensions", "dimensions J")), strict=True
     ):
-        for name in SELECTORS:
-            rows = [row for row in results[along] if row["selector"] == name]
+        for colour, name in enumerate(SELECTORS):
             per_step = along != "budget"
-            values = [row["seconds"] / (row["budget"] if per_step else 1) for row in rows]
-            axes.loglog([row[along] for row in rows], values, marker="o", label=name)
+            for on_disk, line in ((False, "-"), (True, "--")):
+                rows = [
+                    row
+                    for row in results[along]
+                    if row["selector"] == name and row.get("on disk", False) == on_disk
+                ]
+                values = [row["seconds"] / (row["budget"] if per_step else 1) for row in rows]
+                series = f"{name}, on disk" if on_disk else name
+                if rows:
+                    places = [row[along] for row in rows]
+                    axes.loglog(places, values, line, color=f"C{colour}", marker="o", label=series)
         axes.set_xlabel(label)
         axes.set_ylabel("seconds a point chosen" if per_step else "seconds a batch")
         axes.grid(alpha=0.3)
-    panels[0].axvspan(
-        IN_MEMORY, max(row["size"] for row in results["size"]) * 1.5, alpha=0.12, label="on disk"
-    )
     panels[0].legend(frameon=False)
     save(figure, path)
 
@@ -133,9 +138,12 @@ def main() -> None:
 
     for name in SELECTORS:
         for size in (10**4, 10**5, 10**6, 10**7, 10**8):
-            if size <= arguments.largest:
-                row = {"selector": name, "size": size, "dimensions": 10, "budget": 50}
-                note("size", {**row, **apart(f"one({name!r}, {size}, 10, 50)")})
+            for on_disk in (False, True):
+                if size <= (arguments.largest if on_disk else IN_MEMORY) and (
+                    size >= IN_MEMORY or not on_disk
+                ):
+                    row = {"selector": name, "size": size, "dimensions": 10, "budget": 50, "on disk": on_disk}
+                    note("size", {**row, **apart(f"one({name!r}, {size}, 10, 50, {on_disk})")})
         for budget in (10, 100, 1000):
             row = {"selector": name, "size": 10**5, "dimensions": 100, "budget": budget}
             note("budget", {**row, **apart(f"one({name!r}, 100_000, 100, {budget})")})
