@@ -1,5 +1,8 @@
 """On a GPU the same points are chosen as on the CPU."""
 
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +20,7 @@ from coresift.models import (
     ProbitPosterior,
 )
 from coresift.models.neural_linear import ExactLastLayer
-from coresift.networks import MLP, LabelledStack, Stack, Trainer
+from coresift.networks import MLP, Augment, LabelledStack, ResNet18, Stack, Trainer
 from coresift.selectors import GIGA, LCMD, FrankWolfe, GreedyLogDet, KCenter, KMeansPlusPlus
 from coresift.spaces import VectorSpace
 from coresift.testing import check_selector, check_space
@@ -104,6 +107,27 @@ def test_estimators(model):
     assert model.fit(x, y).score(x, y) > 0.8
     for strategy in ("acs-fw", "acs-lcmd", "bald", "k-center"):
         assert len(select(x, posterior=model.posterior_, budget=5, strategy=strategy, labelled=x[:3])) == 5
+
+
+@pytest.mark.parametrize("kind", [NeuralLinearClassifier, DropoutClassifier])
+def test_images_of_bytes(kind):
+    """Recorded steps, two widths of mini-batch among them, learn to tell dark images from bright ones."""
+    y = torch.arange(200) % 2
+    x = torch.randint(0, 128, (200, 1, 8, 8), dtype=torch.uint8) + (100 * y[:, None, None, None]).byte()
+    model = kind(
+        partial(ResNet18, width=4),
+        epochs=10,
+        batch_size=64,
+        schedule="one-cycle",
+        augment=Augment(1),
+        precision="bfloat16",
+        device="cuda",
+        random_state=0,
+    )
+    model.fit(x.cuda(), y)
+    probs = model.predict_proba(x)
+    assert (probs.argmax(1) == y.numpy()).mean() > 0.9
+    np.testing.assert_allclose(model.posterior_.to("cpu").predictive(x).probs, probs, atol=0.02)
 
 
 @pytest.mark.parametrize(
