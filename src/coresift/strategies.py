@@ -292,7 +292,8 @@ def select(
     memory : how much the process may hold, such as "2GB" or a number of bytes; the vectors of larger pools
         then go to a temporary file. No limit by default.
     half : keep float16 copies of the vectors on a GPU, half as much for each Frank-Wolfe scan to read; the
-        batch is the same. Takes half as much GPU memory again; without effect elsewhere.
+        batch is the same. Takes half as much GPU memory again, and is slower where all vectors point nearly
+        the same way; without effect elsewhere.
     engine, num_workers : "ray" shares the pool among so many workers of a cluster, one for each CPU by
         default; see docs/cluster.md.
     seed : the same seed gives the same batch.

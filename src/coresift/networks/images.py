@@ -67,8 +67,6 @@ class Prepared(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             x = self.before(x)
-        if x.is_cuda and x.ndim == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
         half = self.precision == "bfloat16" and self.training and x.is_cuda
         # A cache of weights in half precision would outlive the CUDA graph that it was made in.
         with torch.autocast(x.device.type, torch.bfloat16, enabled=half, cache_enabled=False):

@@ -16,7 +16,8 @@ from coresift.spaces.storage import InMemory
 if TYPE_CHECKING:
     from coresift.spaces.vectors import Scanner, VectorSpace
 
-# Steps that are made at once: few at first, since they may come to nothing, then more.
+# Steps that are asked for at once: twice as many as were made of the last ones, since those beyond the end of
+# a run do nothing but take time.
 _FIRST, _MOST = 32, 512
 
 
@@ -48,7 +49,7 @@ class ScanOnGPU(Scan):
         steps = self.space.steps_on_gpu
         torch.mul(self._scale, self.allowed.to(self._scale.device), out=steps.scale)
         found = steps.run(target, position, with_target, square, sigma, self._num, self._once, tolerance)
-        self._num = min(2 * self._num, _MOST)
+        self._num = min(max(2 * len(found.index), _FIRST), _MOST)
         self.asked += len(found.index)
         self.made += len(found.index)
         self.space.fetch(found.index)  # all at once: the host asks for them one by one
