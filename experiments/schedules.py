@@ -1,4 +1,4 @@
-"""What the models of experiments are worth: trained on labels of the pool, tested on 10,000 others of the pool.
+"""What the models of experiments are worth, trained on labels of the pool and tested on 10,000 others of it.
 
     python experiments/schedules.py cifar10 5000 10000 \
         --configs experiments/cifar10.toml experiments/cifar10_paper_schedule.toml --device cuda
