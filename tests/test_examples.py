@@ -31,3 +31,10 @@ def test_bagging(tmp_path):
     text = run("bagging.py", tmp_path)
     rows = np.array(re.findall(r"\d+", text.split("next:")[1]), dtype=int)
     assert len(set(rows.tolist())) == 20 and rows.max() < 768
+
+
+def test_labelling_through_files(tmp_path):
+    text = run("labelling/files.py", tmp_path, "out")
+    share = float(re.search(r"([\d.]+)% of the 1677 other digits are read right", text)[1])
+    assert share > 75 and "116 labels now, 0 items still out" in text
+    assert (tmp_path / "out" / "digits" / "report.html").stat().st_size > 50_000

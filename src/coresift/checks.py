@@ -18,7 +18,7 @@ def check_finite(x: Tensor, start: int = 0, what: str = "pool") -> None:
 
     >>> check_finite(torch.tensor([[1.0, 2.0], [3.0, float("nan")]]), start=10)
     Traceback (most recent call last):
-    coresift.types.InputError: the pool holds nan in row 11, column 1; drop or impute such rows first
+    coresift.errors.InputError: the pool holds nan in row 11, column 1; drop or impute such rows first
     """
     # A sum is one pass without a mask: it is finite if every entry is, but for rare overflow.
     if not x.is_floating_point() or math.isfinite(float(x.sum())):

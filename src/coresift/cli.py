@@ -11,24 +11,26 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from coresift import STRATEGIES, InputError, __version__
+from coresift import InputError, __version__
+from coresift.labelling.commands import add_commands
 
 
 class _Commands(TyperGroup):
-    """Turns an InputError of any command into one line and exit code 2."""
+    """Turns an InputError of any command into one line and the exit code that it has."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except InputError as error:
             typer.echo(f"coresift: {error}", err=True)
-            raise typer.Exit(2) from None
+            raise typer.Exit(error.exit_code) from None
 
 
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
+    pretty_exceptions_show_locals=False,  # a token may be among them
     help="Choose which points of a large unlabelled pool to label next, as a batch.",
 )
 
@@ -162,9 +164,14 @@ def batch_map(
         typer.echo(f"written to {path}")
 
 
+add_commands(app)
+
+
 @app.command()
 def strategies() -> None:
     """List the strategies."""
+    from coresift.strategies import STRATEGIES
+
     table = Table("strategy", "what it does")
     for name, strategy in STRATEGIES.items():
         table.add_row(name, strategy.about)

@@ -10,12 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from coresift.errors import InputError as InputError
+
 Index: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
-
-
-class InputError(ValueError):
-    """What a caller handed in cannot be used; the message says what was seen and what to do."""
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def load_images(name: str, folder: str | Path | None = None) -> Images:
 
     >>> load_images("cifar")
     Traceback (most recent call last):
-    coresift.types.InputError: there is no image set 'cifar'; did you mean 'cifar10'?
+    coresift.errors.InputError: there is no image set 'cifar'; did you mean 'cifar10'?
     """
     if name not in IMAGES:
         near = difflib.get_close_matches(name.lower(), IMAGES)

@@ -122,7 +122,7 @@ def load_table(
     ((768, 8), 'heating load, kWh/m²')
     >>> load_table("yatch")
     Traceback (most recent call last):
-    coresift.types.InputError: there is no table or file 'yatch'; did you mean 'yacht'?
+    coresift.errors.InputError: there is no table or file 'yatch'; did you mean 'yacht'?
     """
     name = str(name_or_path)
     published = [*TABLES, "generated-year"]

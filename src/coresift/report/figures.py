@@ -116,6 +116,62 @@ def learning_curves(num_labels: Sequence[int], curves: Mapping[str, Floats], mea
 
 
 @dataclass(frozen=True)
+class CurvePoint:
+    """The error with so many labels, within an interval from low to high."""
+
+    labels: int
+    error: float
+    low: float
+    high: float
+
+
+def error_with_forecast(
+    measured: Sequence[CurvePoint], fitted: Sequence[CurvePoint], random: Sequence[CurvePoint], measure: str
+) -> Figure:
+    """The error of each round, the curve fitted to it with its interval, and what random labels would give.
+
+    All are by the number of labels. Beyond the last round, where nothing is measured yet, they are dashed.
+
+    >>> rounds = [CurvePoint(10, 3.0, 2.5, 3.5), CurvePoint(20, 2.0, 1.8, 2.2)]
+    >>> error_with_forecast(rounds, rounds, [], "RMSE of price").axes[0].get_ylabel()
+    'RMSE of price'
+    """
+    with style():
+        figure = Figure(figsize=(7.2, 4.2))
+        axes = figure.subplots()
+        last = max((point.labels for point in measured), default=0)
+        for name, points, colour in (
+            ("random labels", random, COLOURS[-1]),
+            ("fitted, with its interval", fitted, COLOURS[0]),
+        ):
+            past = [point for point in points if point.labels <= last]
+            future = [*past[-1:], *points[len(past) :]]
+            for part, dashes in ((past, "-"), (future, (0, (3, 2)))):
+                places = [point.labels for point in part]
+                low, high = [point.low for point in part], [point.high for point in part]
+                axes.fill_between(places, low, high, color=colour, alpha=0.13, linewidth=0)
+                axes.plot(places, [point.error for point in part], color=colour, linestyle=dashes)
+            if points:
+                axes.plot([], [], color=colour, label=name)
+        if measured:
+            errors = np.array([(point.error, point.low, point.high) for point in measured])  # (rounds, 3)
+            bars = np.abs(errors[:, 1:] - errors[:, :1]).T
+            places = [point.labels for point in measured]
+            look: Any = {"color": COLOURS[1], "marker": "o", "ms": 5, "linestyle": "", "elinewidth": 1.4}
+            axes.errorbar(places, errors[:, 0], bars, capsize=3, label="measured by cross-validation", **look)
+        if len(fitted) and fitted[-1].labels > last > 0:
+            axes.axvline(last, color=SOFT, linestyle=":", linewidth=1.2)
+        axes.locator_params(axis="x", integer=True)
+        axes.set_xlabel("labels")
+        # The font of the figures has no more than this, and a name may hold anything.
+        plain = measure.isprintable() and max(map(ord, measure), default=0) < 256
+        axes.set_ylabel(measure if plain else "error", parse_math=False)
+        axes.set_ylim(bottom=0)
+        axes.legend()
+    return figure
+
+
+@dataclass(frozen=True)
 class CurvePanel:
     """Learning curves along one axis.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -22,11 +23,12 @@ class Heading:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under column names; the first column names the rows."""
+    """Rows under column names; the first column names the rows. Cells stand right, but words left."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str
+    words: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,17 +43,41 @@ class Picture:
     file: str = ""
 
 
-Part: TypeAlias = str | Heading | Table | Picture
+@dataclass(frozen=True)
+class Markup:
+    """HTML that its maker has escaped, under a caption; the style and the script that it needs.
+
+    Its script is the only one that the page lets run. Markdown holds the caption alone.
+    """
+
+    html: str
+    caption: str
+    style: str = ""
+    script: str = ""
+
+
+Part: TypeAlias = str | Heading | Table | Picture | Markup
 
 
 def page(title: str, parts: Iterable[Part]) -> str:
     """A whole HTML document. A string is a paragraph; all text is escaped.
 
+    A policy in its head forbids the browser to load anything, and to run anything but the scripts of its
+    parts: text from a user's data that slipped through unescaped would still do nothing.
+
     >>> "<p>a &lt; b</p>" in page("On order", ["a < b"])
     True
     """
-    body = "\n".join(_html(part) for part in parts)
-    return _PAGE.format(title=escape(title), style=_STYLE, body=body)
+    parts = list(parts)
+    made = [part for part in parts if isinstance(part, Markup)]
+    scripts = dict.fromkeys(part.script for part in made if part.script)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    return _PAGE.format(
+        title=escape(title),
+        scripts=" ".join(f"'sha256-{value}'" for value in hashes) or "'none'",
+        style=_STYLE + "".join(dict.fromkeys(part.style for part in made)),
+        body="\n".join([*map(_html, parts), *(f"<script>{script}</script>" for script in scripts)]),
+    )
 
 
 def markdown(title: str, parts: Iterable[Part]) -> str:
@@ -75,8 +101,10 @@ def markdown(title: str, parts: Iterable[Part]) -> str:
             rule = "|---|" + "--:|" * (len(part.columns) - 1)
             lines = (_line(part.columns), rule, *map(_line, part.rows))
             blocks += [part.caption, "\n".join(lines)]
+        elif isinstance(part, Picture):
+            blocks.append(f"![{part.caption}]({part.file})")
         else:
-            blocks.append(part if isinstance(part, str) else f"![{part.caption}]({part.file})")
+            blocks.append(part if isinstance(part, str) else part.caption)
     return "\n\n".join(blocks) + "\n"
 
 
@@ -91,6 +119,8 @@ def _html(part: Part) -> str:
         return f"<h2>{escape(part.text)}</h2>"
     if isinstance(part, Table):
         return _table(part)
+    if isinstance(part, Markup):
+        return f"<figure>{part.html}<figcaption>{escape(part.caption)}</figcaption></figure>"
     # An image of its own, not SVG in the page: names inside two figures then cannot clash.
     image = base64.b64encode(to_svg(part.figure).encode()).decode()
     caption = escape(part.caption)
@@ -103,23 +133,35 @@ def _html(part: Part) -> str:
 def _table(table: Table) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
     rows = "\n".join(
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        f'<tr><th scope="row">{_cell(first)}</th>'
+        + "".join(f"<td>{_cell(cell)}</td>" for cell in cells)
         + "</tr>"
         for first, *cells in table.rows
     )
+    kind = ' class="words"' if table.words else ""
     # The wrapper scrolls where a phone is narrower than the table.
     return (
-        f'<div class="wide"><table><caption>{escape(table.caption)}</caption>\n'
+        f'<div class="wide"><table{kind}><caption>{escape(table.caption)}</caption>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
     )
 
+
+def _cell(text: str) -> str:
+    """A long text is folded: its beginning is seen, and all of it when opened."""
+    if len(text) <= _LONG:
+        return escape(text)
+    return f"<details><summary>{escape(text[:_LONG])}…</summary>{escape(text)}</details>"
+
+
+_LONG = 48
 
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:;
+ style-src 'unsafe-inline'; script-src {scripts}; base-uri 'none'; form-action 'none'">
 <title>{title}</title>
 <style>{style}</style>
 </head>
@@ -137,7 +179,7 @@ _STYLE = """
   color-scheme: light dark;
   --paper: #ffffff; --ink: #1c2430; --soft: #5a6573; --line: #d9dee5;
 }
-@media (prefers-color-scheme: dark) {
+@media screen and (prefers-color-scheme: dark) {
   :root { --paper: #14181e; --ink: #e6e9ee; --soft: #a3adba; --line: #343c47; }
 }
 body {
@@ -163,4 +205,13 @@ thead th { border-bottom: 1px solid var(--soft); }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
 th:first-child { text-align: left; }
 tbody th { font-weight: 500; }
+.words :is(th, td) { text-align: left; vertical-align: top; }
+.words td { white-space: normal; }
+details[open] { white-space: pre-wrap; overflow-wrap: anywhere; }
+details[open] summary { color: var(--soft); }
+@media print {
+  .wide { overflow: visible; }
+  th, td { white-space: normal; overflow-wrap: break-word; }
+  figure, tr { break-inside: avoid; }
+}
 """

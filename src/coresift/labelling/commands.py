@@ -1,0 +1,399 @@
+"""The commands of a labelling project: parse, call, print."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from coresift.errors import InputError
+
+# Imports are inside the commands: the others should not wait for them.
+
+ProjectFolder = Annotated[Path, typer.Argument(metavar="PROJECT", help="The project's folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands of labelling projects to an application."""
+    for command in (init, select, ingest, status, report, export, reopen):
+        app.command()(command)
+    studio = typer.Typer(no_args_is_help=True, help="Send batches to Label Studio and bring labels back.")
+    for studio_command in (connect, push, pull, watch):
+        studio.command()(studio_command)
+    app.add_typer(studio, name="labelstudio")
+
+
+def _say(as_json: bool, facts: Mapping[str, Any], *lines: str) -> None:
+    if as_json:
+        typer.echo(json_format.dumps(facts))
+    else:
+        for line in lines:
+            typer.echo(line)
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def _ids(given: list[str] | None) -> tuple[str, ...]:
+    """Ids as they are, or with ``@`` in front of the name of a file that has one in each line."""
+    found: list[str] = []
+    for one in given or ():
+        if not one.startswith("@"):
+            found.append(one)
+            continue
+        try:
+            lines = Path(one[1:]).read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read ids from {one[1:]}: {error}") from None
+        found += [line.strip() for line in lines if line.strip()]
+    return tuple(found)
+
+
+def init(
+    project: ProjectFolder,
+    pool: Annotated[Path, typer.Option(help="A .csv, .parquet or .npy file, or a folder of images.")],
+    target: Annotated[str, typer.Option(help="What is to be learned; a column that may be partly filled.")],
+    features: Annotated[
+        str | None, typer.Option(help="Columns to learn from, with commas between; all by default.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="The column of text to learn from.")] = None,
+    id_column: Annotated[
+        str | None, typer.Option("--id", help="The column that names items; 'id' or row numbers by default.")
+    ] = None,
+    cost: Annotated[str | None, typer.Option(help="The column of what a label costs.")] = None,
+    group: Annotated[str | None, typer.Option(help="The column of groups.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="regression or classification; by default what labels look like.")
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="The labels that are allowed, with commas between; any by default.")
+    ] = None,
+    labels: Annotated[Path | None, typer.Option(help="A file of labels that are known already.")] = None,
+    embedding: Annotated[
+        str | None, typer.Option(help="What makes numbers of images or text: module:name of a torch module.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn at random.")] = 0,
+    json: Json = False,
+) -> None:
+    """Begin a labelling project from a pool of items."""
+    from coresift.labelling.pools import Reading
+    from coresift.labelling.project import Project
+
+    if task not in (None, "regression", "classification"):
+        raise InputError(f"--task is {task!r}, expected regression or classification")
+    reading = Reading(
+        str(pool.absolute()), id_column, target, _names(features), text=text, cost=cost, group=group
+    )
+    with Project.create(
+        project,
+        reading,
+        task=task,  # type: ignore[arg-type]
+        classes=_names(classes) or None,
+        labels=labels,
+        embedding=embedding,
+        seed=seed,
+    ) as made:
+        counts = made.ledger.counts()
+        settings = made.settings
+        facts = {
+            "project": str(project),
+            "items": len(made.ledger),
+            "labels": counts["labelled"],
+            "task": settings.task,
+            "features": settings.features,
+        }
+        _say(
+            json,
+            facts,
+            f"{project}: {len(made.ledger):,} items, {counts['labelled']:,} with a label; {settings.task} of "
+            f"{settings.target}",
+            f"features: {settings.features}",
+            f"choose the first batch with: coresift select {project} --batch-size 50 --out batch.csv",
+        )
+
+
+def select(
+    project: ProjectFolder,
+    batch_size: Annotated[int | None, typer.Option(help="How many items.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="What they may cost together, in the unit of the cost column.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The CSV file to write for the annotators.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="See coresift strategies.")] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(help="An item that cannot be labelled, now or later; repeat it, or @FILE of ids."),
+    ] = None,
+    must_include: Annotated[
+        list[str] | None, typer.Option(help="An item the batch has to hold; repeat it, or @FILE of ids.")
+    ] = None,
+    per_group: Annotated[int | None, typer.Option(help="At most so many items of one group.")] = None,
+    candidates: Annotated[
+        str, typer.Option(help="How many items to look at, drawn at random from larger pools, or 'all'.")
+    ] = "100000",
+    engine: Annotated[str | None, typer.Option(help="ray: share the pool among a cluster's workers.")] = None,
+    more: Annotated[
+        bool, typer.Option("--more", help="A further batch, though nothing came in since the last.")
+    ] = False,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for another program that is writing.")] = 0.0,
+    json: Json = False,
+) -> None:
+    """Choose which items to label next."""
+    from coresift.labelling.files import write_batch
+    from coresift.labelling.project import Project, Request
+    from coresift.strategies import DEFAULT
+
+    if engine not in (None, "ray"):
+        raise InputError(f"--engine is {engine!r}, expected ray")
+    if candidates != "all" and not candidates.isdigit():
+        raise InputError(f"--candidates is {candidates!r}, expected a whole number or 'all'")
+    request = Request(
+        batch_size=batch_size,
+        budget=budget,
+        strategy=strategy or DEFAULT,
+        exclude=_ids(exclude),
+        must_include=_ids(must_include),
+        per_group=per_group,
+        candidates=None if candidates == "all" else int(candidates),
+        engine=engine,
+    )
+    with Project(project) as opened:
+        if out is not None and out.exists():
+            opened.check_replaceable(out)
+        made, again = opened.next_round(request, more, wait)
+        if out is not None:
+            described = opened.describe([one.position for one in made.batch])
+            rows = [
+                {"id": one.id, "rank": str(one.rank), **columns}
+                for one, columns in zip(made.batch, described, strict=True)
+            ]
+            write_batch(out, opened.target, rows)
+        lines = [
+            f"round {made.number}: {len(made.batch)} items by {made.strategy}, after {made.labels} labels"
+            + (" (chosen before, and nothing came in since)" if again else "")
+        ]
+        if made.notes.get("cold"):
+            lines.append(
+                "too few labels for a model yet: this batch is spread over the pool by its features alone"
+            )
+        lines += made.notes.get("worth", ())
+        if out is not None:
+            lines.append(
+                f"written to {out}; fill in {opened.target!r} and run: coresift ingest {project} {out}"
+            )
+        _say(json, {**asdict(made), "again": again, "out": str(out) if out else None}, *lines)
+
+
+def ingest(
+    project: ProjectFolder,
+    file: Annotated[Path, typer.Argument(help="A CSV file with ids and labels.")],
+    json: Json = False,
+) -> None:
+    """Take labels in; a file may be partial, and may come twice."""
+    from coresift.labelling.project import Project
+
+    with Project(project) as opened:
+        changed = asdict(opened.ingest_file(file))
+        counts = opened.ledger.counts()
+        words = {
+            "new": "new labels",
+            "corrected": "corrections",
+            "skipped": "skipped",
+            "same": "known already",
+            "outdated": "older than what is known",
+        }
+        said = ", ".join(f"{changed[name]} {word}" for name, word in words.items() if changed[name])
+        _say(
+            json,
+            {**changed, "counts": counts},
+            f"{file}: {said or 'no answers in it'}",
+            f"{counts['labelled']:,} labels now, {counts['pending']:,} items still out",
+        )
+
+
+def status(project: ProjectFolder, json: Json = False) -> None:
+    """Show counts, rounds, and what is out since when."""
+    # The ledger alone: a model would take longer to import than all the rest.
+    from coresift.labelling.ledger import NAME, Ledger
+
+    with Ledger(project / NAME) as ledger:
+        settings, counts, rounds = ledger.recall("settings"), ledger.counts(), ledger.rounds()
+        waiting: dict[int, int] = {}
+        for number, _ in ledger.pending():
+            waiting[number] = waiting.get(number, 0) + 1
+    described = [
+        {
+            "round": one.number,
+            "at": one.at,
+            "strategy": one.strategy,
+            "labels": one.labels,
+            "items": len(one.batch),
+            "pending": waiting.get(one.number, 0),
+            "seconds": one.seconds,
+        }
+        for one in rounds
+    ]
+    if json:
+        told = {name: settings[name] for name in ("task", "target")}
+        _say(True, {**told, "counts": counts, "rounds": described})
+        return
+    pool = settings["reading"]["path"]
+    typer.echo(f"{project}: {settings['task']} of {settings['target']}, from {pool}")
+    typer.echo(", ".join(f"{count:,} {state}" for state, count in counts.items()))
+    if described:
+        table = Table("round", "chosen", "strategy", "labels", "items", "out", "seconds", box=SIMPLE_HEAD)
+        for one in described:
+            at = str(one["at"])[:16].replace("T", " ")
+            table.add_row(
+                str(one["round"]),
+                at,
+                str(one["strategy"]),
+                str(one["labels"]),
+                str(one["items"]),
+                str(one["pending"]),
+                f"{one['seconds']:.1f}",
+            )
+        Console().print(table)
+
+
+def report(
+    project: ProjectFolder,
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write; PROJECT/report.html by default.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    json: Json = False,
+) -> None:
+    """Write one page about the project: counts, curve, map, batch and rounds."""
+    from coresift.labelling.overview import overview
+    from coresift.labelling.project import Project
+    from coresift.report.project import write_project_report
+
+    path = out or project / "report.html"
+    with Project(project) as opened:
+        write_project_report(overview(opened), path)
+    _say(json, {"report": str(path)}, f"written to {path}")
+    if show:
+        typer.launch(str(path))
+
+
+def export(
+    project: ProjectFolder,
+    out: Annotated[Path, typer.Argument(help="The .parquet or .csv file to write.")],
+    json: Json = False,
+) -> None:
+    """Write all items: labels where there are any, the model's predictions for the rest."""
+    from coresift.labelling.exporting import write_export
+    from coresift.labelling.project import Project
+
+    with Project(project) as opened:
+        facts = write_export(opened, out)
+    _say(
+        json,
+        {**facts, "out": str(out)},
+        f"written to {out}: {facts['labelled']:,} labels, {facts['predicted']:,} predictions",
+    )
+
+
+def reopen(
+    project: ProjectFolder,
+    items: Annotated[list[str], typer.Argument(help="Ids, or @FILE of ids.")],
+    json: Json = False,
+) -> None:
+    """Let items be chosen again that are pending, skipped or excluded."""
+    from coresift.labelling.project import Project
+
+    with Project(project) as opened:
+        count = opened.reopen(_ids(items))
+    _say(json, {"reopened": count}, f"{count} items may be chosen again")
+
+
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file with the token, of mode 600; else the environment variable LABEL_STUDIO_API_KEY has it."
+    ),
+]
+
+
+def connect(
+    project: ProjectFolder,
+    url: Annotated[str, typer.Option(help="Of the server, such as http://127.0.0.1:8080.")],
+    title: Annotated[
+        str | None, typer.Option(help="Of the Label Studio project, which is made if there is none.")
+    ] = None,
+    project_id: Annotated[int | None, typer.Option(help="Of a Label Studio project that is there.")] = None,
+    control: Annotated[
+        str | None, typer.Option(help="Which of its controls has the label, where it has several.")
+    ] = None,
+    token_file: TokenFile = None,
+    allow_http: Annotated[
+        bool, typer.Option("--allow-http", help="Send the token unencrypted to another machine.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Connect the project to a Label Studio project."""
+    from coresift.labelling import label_studio
+    from coresift.labelling.project import Project
+
+    token = label_studio.read_token(token_file)
+    with Project(project) as opened, label_studio.LabelStudio(url, token, allow_http=allow_http) as server:
+        made = label_studio.connect(opened, server, project_id, title or project.absolute().name, control)
+    _say(
+        json,
+        asdict(made),
+        f"connected to {made.page}; send the batch with: coresift labelstudio push {project}",
+    )
+
+
+def push(project: ProjectFolder, token_file: TokenFile = None, json: Json = False) -> None:
+    """Send the items that are out as tasks, in their order."""
+    from coresift.labelling import label_studio
+    from coresift.labelling.project import Project
+
+    with Project(project) as opened, label_studio.open_server(opened, token_file) as server:
+        done = label_studio.push(opened, server)
+    _say(json, asdict(done), f"{done.sent} tasks sent, {done.present} were there already")
+
+
+def pull(project: ProjectFolder, token_file: TokenFile = None, json: Json = False) -> None:
+    """Take in what was annotated."""
+    from coresift.labelling import label_studio
+    from coresift.labelling.project import Project
+
+    with Project(project) as opened, label_studio.open_server(opened, token_file) as server:
+        found = label_studio.pull(opened, server)
+    _say(
+        json,
+        asdict(found),
+        f"{found.new} new labels, {found.corrected} corrections, {found.skipped} skipped, {found.same} known",
+        *found.unusable,
+    )
+
+
+def watch(
+    project: ProjectFolder,
+    batch_size: Annotated[int, typer.Option(help="How many items in each further batch.")],
+    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 30.0,
+    rounds: Annotated[int | None, typer.Option(help="End after so many batches; never by default.")] = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Whenever a batch is done, take it in, choose the next and send it; Ctrl-C ends it."""
+    from coresift.labelling import label_studio
+    from coresift.labelling.project import Project
+
+    with Project(project) as opened, label_studio.open_server(opened, token_file) as server:
+        done = label_studio.watch(
+            opened, server, batch_size, every, rounds, report=lambda line: typer.echo(line, err=json)
+        )
+    _say(json, asdict(done), f"{done.rounds} batches done ({done.ended})")

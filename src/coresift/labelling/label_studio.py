@@ -1,0 +1,557 @@
+"""Label Studio as the place where people answer: batches go out as tasks, annotations come back as answers.
+
+Only the server that the user names is contacted: redirects are not followed, and a token goes out in the
+clear only to this machine itself, or where the user allows it. What is asked for twice happens once: a task
+carries its item's id, and what is there is looked up first.
+"""
+
+from __future__ import annotations
+
+import html
+import ipaddress
+import json
+import math
+import os
+import re
+import stat
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+from urllib.parse import urlsplit
+from xml.etree import ElementTree
+
+from coresift.labelling.records import Answer, Chosen, Round, Task
+from coresift.types import InputError
+
+if TYPE_CHECKING:
+    import httpx
+
+TOKENS = ("CORESIFT_LABEL_STUDIO_TOKEN", "LABEL_STUDIO_API_KEY")
+CONNECTION, SEEN = "label_studio", "label_studio_seen"
+VERSION = "coresift"
+PAGE, CHUNK = 100, 50
+PAUSES = (0.5, 1.0, 2.0, 4.0)
+AWAY = frozenset({429, 500, 502, 503, 504})
+# Tasks change while their pages are read, so that a later change may be seen before an earlier one.
+OVERLAP = timedelta(minutes=10)
+# The controls that can give one label for a whole item, and what they call its value.
+CONTROLS = {"Choices": "choices", "Taxonomy": "taxonomy", "Number": "number", "TextArea": "text"}
+
+
+class UnavailableError(InputError):
+    """The server could not be reached or was too busy; to ask again later may help."""
+
+
+class LabellingProject(Protocol):
+    """What is asked of a labelling project; see `coresift.labelling.project.Project`."""
+
+    @property
+    def task(self) -> Task: ...
+    @property
+    def target(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def classes(self) -> tuple[str, ...] | None: ...
+    def pending(self) -> list[Chosen]: ...
+    def describe(self, positions: Sequence[int]) -> list[dict[str, str]]: ...
+    def predictions(self, positions: Sequence[int]) -> list[tuple[str, float] | None]: ...
+    def ingest(self, answers: Sequence[Answer], source: str) -> Mapping[str, int]: ...
+    def select(self, batch_size: int) -> Round: ...
+    def recall(self, key: str) -> Any: ...
+    def remember(self, key: str, value: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where a project's items are labelled.
+
+    Attributes
+    ----------
+    url, allow_http : of the server, see `LabelStudio`.
+    project_id, created : the project there, and whether it was made for this.
+    key : tells the tasks of this project from others there.
+    control, kind : name and tag of the control that gives the label.
+    item : name of the tag that the control refers to.
+    shows : the tags that show an item, by the variables that they read.
+    """
+
+    url: str
+    allow_http: bool
+    project_id: int
+    created: bool
+    key: str
+    control: str
+    kind: str
+    item: str
+    shows: Mapping[str, str]
+
+    @classmethod
+    def of(cls, project: LabellingProject) -> Connection:
+        """The connection that a project remembers."""
+        if not (known := project.recall(CONNECTION)):
+            raise InputError("the project is not connected to Label Studio: coresift labelstudio connect")
+        return cls(**known)
+
+    @property
+    def page(self) -> str:
+        """Where people find the project."""
+        return f"{self.url}/projects/{self.project_id}"
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """How many tasks were sent, and how many pending items were there already."""
+
+    sent: int
+    present: int
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What came back: answers by what they changed, annotated tasks that are not ours, and complaints.
+
+    Each entry of ``unusable`` tells of an annotation that holds no label of the project.
+    """
+
+    new: int = 0
+    same: int = 0
+    corrected: int = 0
+    skipped: int = 0
+    outdated: int = 0
+    foreign: int = 0
+    unusable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Watched:
+    """How many batches were seen answered, and why the watch ended."""
+
+    rounds: int
+    ended: Literal["rounds", "stopped", "nothing left"]
+
+
+def read_token(path: Path | None = None) -> str:
+    """The token, from a file that only its owner may read or else from the environment."""
+    if path is None:
+        for name in TOKENS:
+            if found := os.environ.get(name, "").strip():
+                return found
+        raise InputError(f"there is no token: set {TOKENS[0]}, or name a file that holds it")
+    try:
+        with path.open(encoding="utf-8") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if os.name == "posix" and mode & 0o077:
+                raise InputError(f"{path} has mode {mode:o}, others may read the token: chmod 600 {path}")
+            return file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"no token could be read from {path}: {error}") from None
+
+
+class LabelStudio:
+    """A Label Studio server.
+
+    Parameters
+    ----------
+    url : such as ``https://labels.example.org``.
+    token : a legacy token, or a personal access token, which buys one access token after another.
+    transport : what carries the requests, for tests.
+    allow_http : send the token in the clear to other machines too.
+    """
+
+    def __init__(
+        self, url: str, token: str, transport: httpx.BaseTransport | None = None, allow_http: bool = False
+    ) -> None:
+        try:
+            import httpx
+        except ImportError:
+            raise InputError('Label Studio needs httpx: pip install "coresift[labelstudio]"') from None
+        self.url, loopback = _checked(url, allow_http)
+        self.allow_http = allow_http
+        # An error about a malformed header would show the token.
+        if not re.fullmatch(r"[!-~]+", token):
+            raise InputError("the token is empty or has characters that no token has; copy it again")
+        self._token, self._access, self._lost = token, "", httpx.RequestError
+        # A proxy that the environment names is for other machines.
+        patience = httpx.Timeout(60.0, connect=10.0)
+        self._client = httpx.Client(transport=transport, timeout=patience, trust_env=not loopback)
+
+    def __repr__(self) -> str:
+        return f"LabelStudio({self.url!r})"
+
+    def __enter__(self) -> LabelStudio:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def request(self, method: str, path: str, **content: Any) -> Any:
+        """What the server answers, from JSON; what may safely be repeated is tried several times."""
+        response = self._send(method, path, self._authorization(), content)
+        if response.status_code == 401 and self._access:
+            self._access = ""  # It ran out.
+            response = self._send(method, path, self._authorization(), content)
+        return self._read(response)
+
+    def pages(self, path: str, rows: str, total: str, **parameters: Any) -> Iterator[Any]:
+        """The rows of a long answer; ``rows`` and ``total`` say what it calls them and their number."""
+        seen, page = 0, 1
+        while True:
+            answer = self.request("GET", path, params={**parameters, "page": page, "page_size": PAGE})
+            yield from answer[rows]
+            seen, page = seen + len(answer[rows]), page + 1
+            if not answer[rows] or seen >= answer[total]:
+                return
+
+    def tasks(self, project_id: int, *filters: Mapping[str, str], **parameters: Any) -> Iterator[Any]:
+        """The tasks of a project that pass all filters, by their ids."""
+        query = json.dumps({"filters": {"conjunction": "and", "items": filters}, "ordering": ["tasks:id"]})
+        return self.pages("/api/tasks", "tasks", "total", project=project_id, query=query, **parameters)
+
+    def upload(self, project_id: int, path: Path) -> str:
+        """Store a file with a project; its path on the server."""
+        try:
+            file = {"file": (path.name, path.read_bytes())}
+        except OSError as error:
+            raise InputError(f"{path} could not be read: {error.strerror}") from None
+        # Not as a task: that follows, with its id and its place in the batch.
+        where = {"commit_to_project": "false"}
+        stored = self.request("POST", f"/api/projects/{project_id}/import", params=where, files=file)
+        found = self.request("GET", f"/api/import/file-upload/{stored['file_upload_ids'][0]}")
+        return f"/data/{found['file']}"
+
+    def _authorization(self) -> str | None:
+        if self._token.count(".") != 2:
+            return f"Token {self._token}"
+        if not self._access:
+            asked = {"json": {"refresh": self._token}}
+            response = self._send("POST", "/api/token/refresh", None, asked, repeat=True)
+            self._access = self._read(response)["access"]
+        return f"Bearer {self._access}"
+
+    def _send(
+        self, method: str, path: str, authorization: str | None, content: Any, repeat: bool = False
+    ) -> httpx.Response:
+        headers = {"Authorization": authorization} if authorization else {}
+        for pause in (*PAUSES, None) if repeat or method in ("GET", "PATCH") else (None,):
+            try:
+                response = self._client.request(method, self.url + path, headers=headers, **content)
+                if response.status_code not in AWAY:
+                    return response
+                problem = f"answered {response.status_code}"
+            except self._lost as error:
+                problem = f"could not be reached ({str(error) or type(error).__name__})"
+            if pause:
+                time.sleep(pause)
+        raise UnavailableError(self._hide(f"{self.url} {problem}; try again later"))
+
+    def _read(self, response: httpx.Response) -> Any:
+        request = f"{response.request.method} {response.request.url.path}"
+        if response.status_code == 401:
+            raise InputError(f"{self.url} does not accept the token; make a new one there")
+        if response.is_redirect:
+            raise InputError(f"{self.url} points to {response.headers['Location']}; use that server's url")
+        try:
+            answer = response.json()
+        except ValueError:
+            raise InputError(f"{self.url} did not answer {request} in JSON; is it Label Studio?") from None
+        if response.is_error:
+            if isinstance(answer, dict):
+                answer = answer.get("validation_errors") or answer.get("detail")
+            said = " ".join(str(answer).split())[:300]
+            raise InputError(self._hide(f"{self.url} answered {response.status_code} to {request}: {said}"))
+        return answer
+
+    def _hide(self, message: str) -> str:
+        return message.replace(self._token, "...").replace(self._access or self._token, "...")
+
+
+def open_server(project: LabellingProject, token_file: Path | None = None) -> LabelStudio:
+    """The server that a project is connected to."""
+    connection = Connection.of(project)
+    return LabelStudio(connection.url, read_token(token_file), allow_http=connection.allow_http)
+
+
+def connect(
+    project: LabellingProject,
+    server: LabelStudio,
+    project_id: int | None = None,
+    title: str | None = None,
+    control: str | None = None,
+) -> Connection:
+    """Find a project on the server by its id or title, or make one of that title; remember it.
+
+    An existing project stays as it is; ``control`` names what gives the label, where there are several.
+    The next pull reads everything there is.
+    """
+    if (project_id is None) == (title is None):
+        raise InputError("give either the id or the title of a Label Studio project")
+    if title is not None:
+        found = server.pages("/api/projects/", "results", "count", title=title, include="id,title")
+        same = [one["id"] for one in found if one["title"] == title]
+        if len(same) > 1:
+            raise InputError(f"{len(same)} projects have the title {title!r} (ids {same}); give an id")
+        project_id = same[0] if same else None
+    if project_id is None:
+        made = {"title": title, "label_config": configuration(project), "enable_empty_annotation": False}
+        there = server.request("POST", "/api/projects/", json=made)
+    else:
+        there = server.request("GET", f"/api/projects/{project_id}/")
+    connection = Connection(
+        url=server.url,
+        allow_http=server.allow_http,
+        project_id=there["id"],
+        created=project_id is None,
+        key=(project.recall(CONNECTION) or {}).get("key") or uuid.uuid4().hex,
+        **read_configuration(there["label_config"], project, control),
+    )
+    project.remember(CONNECTION, asdict(connection))
+    project.remember(SEEN, None)
+    return connection
+
+
+def configuration(project: LabellingProject) -> str:
+    """A labelling configuration that fits the pool and its labels."""
+    view = ElementTree.Element("View")
+    # What follows a dollar sign is a variable there, so classes with one are typed in.
+    ElementTree.SubElement(view, "Header", value=project.target.replace("$", ""))
+    shown = {"text": ("Text", "$text"), "images": ("Image", "$image")}
+    tag, variable = shown.get(project.kind, ("Table", "$fields"))
+    plain = {"valueType": "text"} if tag == "Text" else {}
+    ElementTree.SubElement(view, tag, {"name": "item", "value": variable, **plain})
+    control = {"name": "label", "toName": "item", "required": "true"}
+    if project.task == "regression":
+        ElementTree.SubElement(view, "Number", control)
+    elif project.classes and "$" not in "".join(project.classes):
+        choices = ElementTree.SubElement(view, "Choices", control, choice="single")
+        for name in project.classes:
+            ElementTree.SubElement(choices, "Choice", value=name)
+    else:
+        ElementTree.SubElement(view, "TextArea", control, maxSubmissions="1", editable="true")
+    return ElementTree.tostring(view, encoding="unicode")
+
+
+def read_configuration(config: str, project: LabellingProject, control: str | None = None) -> dict[str, Any]:
+    """The control that gives the label and the tags that show an item, as fields of a `Connection`."""
+    try:
+        tags = list(ElementTree.fromstring(config).iter())
+    except ElementTree.ParseError as error:
+        raise InputError(f"the project's labelling configuration could not be read: {error}") from None
+    known = [tag for tag in tags if tag.tag in CONTROLS and tag.get("perRegion") != "true"]
+    known = [tag for tag in known if tag.get("choice") != "multiple"]
+    fitting = [tag for tag in known if control in (None, tag.get("name"))]
+    if len(fitting) != 1:
+        names = ", ".join(f"{tag.tag} {tag.get('name')!r}" for tag in known) or "none"
+        wanted = "Choices (single), Taxonomy, Number or TextArea"
+        raise InputError(f"found {names}, expected a {wanted} for the label; add one, or name one of several")
+    chosen = fitting[0]
+    offered = {choice.get("alias") or choice.get("value") for choice in chosen.iter("Choice")}
+    if chosen.tag == "Choices" and project.classes and (odd := offered.difference(project.classes)):
+        names = ", ".join(project.classes)
+        raise InputError(f"the choices {sorted(map(str, odd))} are none of the classes {names}; rename them")
+    values = [(tag.get("value", ""), tag.tag) for tag in tags if tag.tag not in CONTROLS]
+    shows = {value[1:]: tag for value, tag in values if value.startswith("$")}
+    if project.kind == "images" and "Image" not in shows.values():
+        raise InputError("the items are images, but the labelling configuration has no Image; add one")
+    return {"control": chosen.get("name"), "kind": chosen.tag, "item": chosen.get("toName"), "shows": shows}
+
+
+def push(project: LabellingProject, server: LabelStudio, predicted: bool = True) -> Pushed:
+    """Send the pending items that are not there yet, to be served in their order, after earlier ones.
+
+    With ``predicted``, people see what the model expects.
+    """
+    connection = Connection.of(project)
+    where = f"/api/projects/{connection.project_id}"
+    ours = {"filter": "filter:tasks:data.coresift_project", "operator": "equal", "type": "String"}
+    found = server.tasks(connection.project_id, {**ours, "value": connection.key}, include="id,data")
+    there = {task["data"]["coresift_id"]: int(task["data"]["coresift_order"]) for task in found}
+    pending = project.pending()
+    missing = [item for item in pending if item.id not in there]
+    positions = [item.position for item in missing]
+    guesses = project.predictions(positions) if predicted and missing else [None] * len(missing)
+    tasks = zip(missing, project.describe(positions), guesses, strict=True)
+    chunk: list[Any] = []
+    for order, (item, columns, guess) in enumerate(tasks, max(there.values(), default=0) + 1):
+        known = {"coresift_project": connection.key, "coresift_id": item.id, "coresift_rank": item.rank}
+        # The score is the place in the queue and nothing else: the lowest is served first.
+        prediction = {"model_version": VERSION, "score": order, "result": _result(connection, guess)}
+        shown = _shown(connection, server, project.kind, columns)
+        chunk.append({"data": {**shown, **known, "coresift_order": order}, "predictions": [prediction]})
+        if len(chunk) == CHUNK or item is missing[-1]:
+            server.request("POST", f"{where}/import", json=chunk)
+            chunk = []
+    if pending:
+        # After the tasks, because a version that no prediction has is refused.
+        server.request(
+            "PATCH", f"{where}/", json={"sampling": "Uncertainty sampling", "model_version": VERSION}
+        )
+    return Pushed(sent=len(missing), present=len(pending) - len(missing))
+
+
+def pull(project: LabellingProject, server: LabelStudio) -> Pulled:
+    """Bring in what was annotated, skipped or corrected since the last time.
+
+    Of several annotations of an item, the latest counts that is not a skip.
+    """
+    connection = Connection.of(project)
+    seen = project.recall(SEEN)
+    # Not by the time of completion: a skipped task has none, and a correction leaves it as it was.
+    since = {"filter": "filter:tasks:updated_at", "operator": "greater", "type": "Datetime"}
+    if seen:  # With a Z: other ways to write the zone are an error of the server.
+        since["value"] = f"{datetime.fromisoformat(seen) - OVERLAP:%Y-%m-%dT%H:%M:%S.%fZ}"
+    annotations: dict[str, list[Any]] = {}
+    foreign, latest = 0, seen
+    for task in server.tasks(connection.project_id, *([since] if seen else []), fields="all"):
+        latest = max(filter(None, (latest, task["updated_at"])), key=datetime.fromisoformat)
+        if task["data"].get("coresift_project") == connection.key:
+            annotations.setdefault(task["data"]["coresift_id"], []).extend(task["annotations"])
+        else:
+            foreign += bool(task["annotations"])
+    answers, unusable = [], []
+    for id_, given in annotations.items():
+        if not given:
+            continue
+        finished = [one for one in given if not one["was_cancelled"]]
+        last = max(finished or given, key=lambda one: datetime.fromisoformat(one["updated_at"]))
+        label = _label(connection, last["result"]) if finished else None
+        if finished and (expected := _expected(project, label)):
+            unusable.append(f"item {id_!r} was labelled {label!r}, expected {expected}")
+        else:
+            answers.append(Answer(id_, label, _who(last), last["updated_at"]))
+    counts = project.ingest(answers, f"Label Studio {connection.page}") if answers else {}
+    if latest != seen:
+        project.remember(SEEN, latest)
+    return Pulled(**counts, foreign=foreign, unusable=tuple(unusable))
+
+
+def watch(
+    project: LabellingProject,
+    server: LabelStudio,
+    batch_size: int,
+    every: float = 30.0,
+    rounds: int | None = None,
+    predicted: bool = True,
+    stop: threading.Event | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> Watched:
+    """Keep people in work: as soon as a batch is answered, choose the next one and send it.
+
+    Parameters
+    ----------
+    every : seconds between two looks at the server.
+    rounds : batches to see answered, with the one that is out at the start; ``None`` for no end.
+    stop : ends the watch when it is set, as Ctrl-C does.
+    report : is told what happens, a line at a time.
+    """
+    stop = stop or threading.Event()
+    done, sent, told = 0, False, set[str]()
+    try:
+        while not stop.is_set():
+            try:
+                if not sent and project.pending():
+                    pushed = push(project, server, predicted)
+                    sent = True
+                    report(f"sent {pushed.sent} items, {pushed.present} were there")
+                pulled = pull(project, server)
+                for line in sorted(set(pulled.unusable) - told):
+                    report(f"{line}; correct it in Label Studio")
+                told.update(pulled.unusable)
+                left = len(project.pending())
+                if changed := pulled.new + pulled.corrected + pulled.skipped:
+                    report(f"{changed} answers came in, {left} are open")
+                if not left:
+                    done += sent
+                    if rounds is not None and done >= rounds:
+                        return Watched(done, "rounds")
+                    chosen = project.select(batch_size)
+                    if not chosen.batch:
+                        return Watched(done, "nothing left")
+                    report(f"round {chosen.number}: chose {len(chosen.batch)} items")
+                    sent = False
+                    continue
+            except UnavailableError as error:
+                report(f"{error}; waiting {every:g} s")
+            stop.wait(every)
+    except KeyboardInterrupt:
+        pass  # What was cut short is made up for by the next push and pull.
+    return Watched(done, "stopped")
+
+
+def _checked(url: str, allow_http: bool) -> tuple[str, bool]:
+    """The url as it is used, and whether it is of this machine."""
+    try:
+        parts = urlsplit(url.strip())
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or parts.query or parts.fragment or "@" in parts.netloc:
+        raise InputError("expected a server's url, such as https://labels.example.org, without user or query")
+    try:
+        loopback = ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        loopback = parts.hostname == "localhost"
+    if parts.scheme == "http" and not loopback and not allow_http:
+        raise InputError(f"{url} would show the token to anyone on the way; use https, or allow http")
+    return parts.geturl().rstrip("/"), loopback
+
+
+def _shown(link: Connection, server: LabelStudio, kind: str, columns: Mapping[str, str]) -> dict[str, Any]:
+    """What the labelling configuration shows of an item, by variable."""
+    whole = "\n".join(value if len(columns) == 1 else f"{name}: {value}" for name, value in columns.items())
+    data: dict[str, Any] = {}
+    for variable, tag in link.shows.items():
+        data[variable] = columns.get(variable, whole)
+        if tag == "Image" and kind == "images":
+            data[variable] = server.upload(link.project_id, Path(columns["image"]))
+        elif tag == "Table":
+            # A list, because the names of an object would be sorted.
+            data[variable] = [{"column": name, "value": value} for name, value in columns.items()]
+        elif tag == "HyperText":
+            data[variable] = html.escape(data[variable]).replace("\n", "<br>")
+    return data
+
+
+def _result(connection: Connection, guess: tuple[str, float] | None) -> list[dict[str, Any]]:
+    """A predicted label, as Label Studio writes it down."""
+    if guess is None:
+        return []
+    label, kind = guess[0], connection.kind
+    value = float(label) if kind == "Number" else [label.split(" / ") if kind == "Taxonomy" else label]
+    names = {"from_name": connection.control, "to_name": connection.item}
+    return [{**names, "type": kind.lower(), "value": {CONTROLS[kind]: value}}]
+
+
+def _label(connection: Connection, result: Sequence[Any]) -> str | None:
+    """The one label in an annotation; ``None`` where there is none, or several."""
+    values = [one["value"] for one in result if one.get("from_name") == connection.control]
+    found = values[0].get(CONTROLS[connection.kind]) if len(values) == 1 else None
+    entries = found if isinstance(found, list) else [found]
+    if len(entries) != 1 or entries[0] is None:
+        return None
+    path = entries[0] if isinstance(entries[0], list) else [entries[0]]
+    return " / ".join(str(step) for step in path).strip() or None
+
+
+def _expected(project: LabellingProject, label: str | None) -> str | None:
+    """What should have been there instead of a label; ``None`` where it is fine."""
+    if project.task == "classification":
+        fine = label is not None and (project.classes is None or label in project.classes)
+        return None if fine else " or ".join(project.classes or ["a class"])
+    try:
+        return None if math.isfinite(float(label or "")) else "a number"
+    except ValueError:
+        return "a number"
+
+
+def _who(annotation: Mapping[str, Any]) -> str | None:
+    """The address of the person who annotated, or else their number."""
+    # "First Last first@example.org, 1"
+    found = re.search(r"(\S+@\S+), \d+$", annotation.get("created_username") or "")
+    by = annotation.get("completed_by")
+    return found[1] if found else None if by is None else str(by)

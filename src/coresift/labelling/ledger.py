@@ -1,0 +1,420 @@
+"""The ledger: the durable record of a project, in SQLite. Whatever happened is added; nothing is changed.
+
+An item's state follows from the last thing that happened to it. What is reported as done was written through
+to the disk before, in one transaction, so that a program that is killed leaves all of it or nothing of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from coresift.errors import InputError
+from coresift.labelling.records import Answer, Chosen, Round, State
+
+NAME, VERSION = "ledger.sqlite", 1
+
+# What the last event of an item makes of it.
+_STATES: dict[str, State] = {
+    "chosen": "pending",
+    "labelled": "labelled",
+    "skipped": "skipped",
+    "excluded": "excluded",
+    "opened": "unlabelled",
+}
+
+_TABLES = """
+CREATE TABLE facts (
+    fact INTEGER PRIMARY KEY, at TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL
+);
+CREATE TABLE items (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE);
+CREATE TABLE rounds (
+    number INTEGER PRIMARY KEY, at TEXT NOT NULL, strategy TEXT NOT NULL, seed INTEGER NOT NULL,
+    model TEXT NOT NULL, data TEXT NOT NULL, asked TEXT NOT NULL, labels INTEGER NOT NULL,
+    seconds REAL NOT NULL, notes TEXT NOT NULL
+);
+CREATE TABLE imports (
+    import INTEGER PRIMARY KEY, at TEXT NOT NULL, source TEXT NOT NULL, fingerprint TEXT UNIQUE
+);
+CREATE TABLE events (
+    event INTEGER PRIMARY KEY,
+    at TEXT NOT NULL,
+    position INTEGER NOT NULL REFERENCES items,
+    kind TEXT NOT NULL CHECK (kind IN ('chosen', 'labelled', 'skipped', 'excluded', 'opened')),
+    round INTEGER REFERENCES rounds, rank INTEGER, weight REAL,
+    import INTEGER REFERENCES imports, label TEXT, who TEXT, said_at TEXT,
+    CHECK ((kind = 'labelled') = (label IS NOT NULL)),
+    CHECK ((kind = 'chosen') = (round IS NOT NULL AND rank IS NOT NULL))
+);
+CREATE INDEX events_of_items ON events (position, event);
+CREATE INDEX events_of_rounds ON events (round, rank) WHERE round IS NOT NULL;
+"""
+
+_LATEST = "SELECT MAX(event) FROM events GROUP BY position"
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """An item's label as it stands.
+
+    Attributes
+    ----------
+    position : the item's row in the pool.
+    label : the number or the class, as text.
+    who, at : who gave it and when, as far as is known.
+    round : the latest round that asked for it; 0 where nobody did.
+    event : the place of the label in the order of events.
+    """
+
+    position: int
+    label: str
+    who: str | None
+    at: str
+    round: int
+    event: int
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """What answers changed.
+
+    Attributes
+    ----------
+    new : items that had no label.
+    same : answers that were known already.
+    corrected : labels that replaced others.
+    skipped : items that nobody could label.
+    outdated : answers older than what is known.
+    """
+
+    new: int = 0
+    same: int = 0
+    corrected: int = 0
+    skipped: int = 0
+    outdated: int = 0
+
+
+def now() -> str:
+    """The time, in ISO 8601 with its zone."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class Ledger:
+    """The record of a project, open for reading and adding.
+
+    Parameters
+    ----------
+    path : of the SQLite file, which must be there; see `create`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_file():
+            raise InputError(f"{path.parent} is no project: it has no {NAME}; begin one with coresift init")
+        self._connection = sqlite3.connect(path, isolation_level=None, timeout=30)
+        try:
+            for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+                self._connection.execute(f"PRAGMA {setting}")
+            (version,) = self._one("PRAGMA user_version")
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise InputError(f"{path} is no ledger: {error}") from None
+        if version != VERSION:
+            self.close()
+            raise InputError(f"{path} is a ledger of version {version}, this program reads {VERSION}")
+
+    @classmethod
+    def create(
+        cls, path: Path, ids: Iterable[str], facts: Mapping[str, Any], known: Mapping[int, str]
+    ) -> Ledger:
+        """A new ledger, complete or not there at all.
+
+        Parameters
+        ----------
+        ids : of the items, in the order of the pool.
+        facts : to remember.
+        known : labels that are there from the start, by position.
+        """
+        new = path.with_name(path.name + ".new")
+        new.unlink(missing_ok=True)
+        with closing(sqlite3.connect(new, isolation_level=None)) as connection:
+            connection.executescript(_TABLES)
+            connection.execute("BEGIN")
+            at = now()
+            connection.executemany("INSERT INTO items VALUES (?, ?)", enumerate(ids))
+            connection.executemany(
+                "INSERT INTO facts (at, key, value) VALUES (?, ?, ?)",
+                [(at, key, json.dumps(value)) for key, value in facts.items()],
+            )
+            if known:
+                connection.execute("INSERT INTO imports (at, source) VALUES (?, 'the pool')", (at,))
+                connection.executemany(
+                    "INSERT INTO events (at, position, kind, import, label) VALUES (?, ?, 'labelled', 1, ?)",
+                    ((at, position, label) for position, label in known.items()),
+                )
+            for table in ("facts", "items", "rounds", "imports", "events"):
+                for change in ("UPDATE", "DELETE"):
+                    connection.execute(
+                        f"CREATE TRIGGER no_{change.lower()}_of_{table} BEFORE {change} ON {table} "
+                        "BEGIN SELECT RAISE(ABORT, 'the ledger is only added to'); END"
+                    )
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+            connection.execute("COMMIT")
+        os.replace(new, path)
+        return cls(path)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """How many items there are."""
+        return int(self._one("SELECT COALESCE(MAX(position) + 1, 0) FROM items")[0])
+
+    # Facts.
+
+    def remember(self, key: str, value: Any) -> None:
+        """Keep a small fact, which JSON can hold; the latest of a key counts."""
+        with self._adding():
+            self._connection.execute(
+                "INSERT INTO facts (at, key, value) VALUES (?, ?, ?)", (now(), key, json.dumps(value))
+            )
+
+    def recall(self, key: str) -> Any:
+        """The latest fact of a key; ``None`` if there is none."""
+        found = self._rows("SELECT value FROM facts WHERE key = ? ORDER BY fact DESC LIMIT 1", (key,))
+        return json.loads(found[0][0]) if found else None
+
+    # Items.
+
+    def positions(self, ids: Sequence[str]) -> list[int | None]:
+        """Where items are in the pool; ``None`` for an id that is not."""
+        found: dict[str, int] = {}
+        for start in range(0, len(ids), 500):
+            some = ids[start : start + 500]
+            marks = ",".join("?" * len(some))
+            found |= dict(self._rows(f"SELECT id, position FROM items WHERE id IN ({marks})", tuple(some)))
+        return [found.get(one) for one in ids]
+
+    def ids(self, positions: Sequence[int]) -> list[str]:
+        """What items are called."""
+        return [
+            self._one("SELECT id FROM items WHERE position = ?", (int(position),))[0]
+            for position in positions
+        ]
+
+    def states(self) -> dict[int, State]:
+        """Of all items to which anything happened, by position; the others are unlabelled."""
+        rows = self._rows(f"SELECT position, kind FROM events WHERE event IN ({_LATEST})")
+        return {position: _STATES[kind] for position, kind in rows}
+
+    def counts(self) -> dict[State, int]:
+        """How many items are in each state."""
+        found: dict[State, int] = dict.fromkeys(_STATES.values(), 0)
+        for kind, count in self._rows(
+            f"SELECT kind, COUNT(*) FROM events WHERE event IN ({_LATEST}) GROUP BY kind"
+        ):
+            found[_STATES[kind]] += count
+        found["unlabelled"] += len(self) - sum(found.values())
+        return {state: found[state] for state in ("labelled", "pending", "unlabelled", "skipped", "excluded")}
+
+    def labels(self) -> list[Labelled]:
+        """All labels as they stand, in the order in which they came."""
+        rows = self._rows(
+            f"""
+            SELECT position, label, who, COALESCE(said_at, at), event,
+                (SELECT MAX(round) FROM events AS asked WHERE asked.position = events.position)
+            FROM events WHERE event IN ({_LATEST}) AND kind = 'labelled' ORDER BY event
+            """
+        )
+        return [
+            Labelled(position, label, who, at, asked or 0, event)
+            for position, label, who, at, event, asked in rows
+        ]
+
+    def pending(self) -> list[tuple[int, Chosen]]:
+        """Items that were sent out and have no answer, with their rounds; by round and rank."""
+        rows = self._rows(
+            f"""
+            SELECT round, position, id, rank, weight FROM events JOIN items USING (position)
+            WHERE event IN ({_LATEST}) AND kind = 'chosen' ORDER BY round, rank
+            """
+        )
+        return [(number, Chosen(position, id_, rank, weight)) for number, position, id_, rank, weight in rows]
+
+    def history(self, position: int) -> list[tuple[str, str, str | None, str | None]]:
+        """What happened to an item: when, what, its label and who gave that."""
+        return self._rows(
+            "SELECT COALESCE(said_at, at), kind, label, who FROM events WHERE position = ? ORDER BY event",
+            (position,),
+        )
+
+    def reopen(self, positions: Iterable[int]) -> None:
+        """Let items be chosen again."""
+        at = now()
+        with self._adding():
+            self._connection.executemany(
+                "INSERT INTO events (at, position, kind) VALUES (?, ?, 'opened')",
+                [(at, int(position)) for position in positions],
+            )
+
+    # Rounds.
+
+    def rounds(self) -> list[Round]:
+        """All rounds with their batches."""
+        batches: dict[int, list[Chosen]] = {}
+        for number, position, id_, rank, weight in self._rows(
+            """
+            SELECT round, position, id, rank, weight FROM events JOIN items USING (position)
+            WHERE kind = 'chosen' ORDER BY round, rank
+            """
+        ):
+            batches.setdefault(number, []).append(Chosen(position, id_, rank, weight))
+        rows = self._rows("SELECT * FROM rounds ORDER BY number")
+        return [
+            Round(
+                number=number,
+                at=at,
+                strategy=strategy,
+                seed=seed,
+                model=model,
+                data=data,
+                asked=json.loads(asked),
+                labels=labels,
+                seconds=seconds,
+                notes=json.loads(notes),
+                batch=tuple(batches.get(number, ())),
+            )
+            for number, at, strategy, seed, model, data, asked, labels, seconds, notes in rows
+        ]
+
+    def nothing_since(self, number: int) -> bool:
+        """Whether a round's batch is the last thing that happened."""
+        return self._rows("SELECT round FROM events ORDER BY event DESC LIMIT 1") == [(number,)]
+
+    def add_round(self, made: Round, excluded: Sequence[int] = ()) -> None:
+        """Write a round and its batch down, and items that are excluded from now on, as one."""
+        states = self.states()
+        new = [(made.at, position) for position in excluded if states.get(position) != "excluded"]
+        with self._adding():
+            self._connection.executemany(
+                "INSERT INTO events (at, position, kind) VALUES (?, ?, 'excluded')", new
+            )
+            self._connection.execute(
+                "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    made.number,
+                    made.at,
+                    made.strategy,
+                    made.seed,
+                    made.model,
+                    made.data,
+                    json.dumps(made.asked),
+                    made.labels,
+                    made.seconds,
+                    json.dumps(made.notes),
+                ),
+            )
+            self._connection.executemany(
+                """
+                INSERT INTO events (at, position, kind, round, rank, weight)
+                VALUES (?, ?, 'chosen', ?, ?, ?)
+                """,
+                [(made.at, one.position, made.number, one.rank, one.weight) for one in made.batch],
+            )
+
+    # Answers.
+
+    def knows_file(self, fingerprint: str) -> bool:
+        """Whether a file of this content came in before."""
+        return bool(self._rows("SELECT 1 FROM imports WHERE fingerprint = ?", (fingerprint,)))
+
+    def add_answers(self, answers: Sequence[Answer], source: str, fingerprint: str | None = None) -> Ingested:
+        """Write answers down, all or none; those that say nothing new are left out.
+
+        A file that came in before changes nothing, even where some of its labels were corrected since. An
+        answer that says when it was given does not replace a later one.
+
+        Parameters
+        ----------
+        source : where they come from, such as the name of a file.
+        fingerprint : of the file.
+        """
+        if fingerprint is not None and self.knows_file(fingerprint):
+            return Ingested(same=len(answers))
+        positions = self.positions([answer.id for answer in answers])
+        count = dict.fromkeys(("new", "same", "corrected", "skipped", "outdated"), 0)
+        at, events = now(), []
+        for answer, position in zip(answers, positions, strict=True):
+            if position is None:
+                raise InputError(f"{source}: there is no item {answer.id!r} in the pool")
+            outcome = self._outcome(answer, position)
+            count[outcome] += 1
+            if outcome not in ("same", "outdated"):
+                kind = "skipped" if answer.label is None else "labelled"
+                events.append((at, position, kind, answer.label, answer.who, answer.at))
+        if events or fingerprint is not None:
+            with self._adding():
+                cursor = self._connection.execute(
+                    "INSERT INTO imports (at, source, fingerprint) VALUES (?, ?, ?)",
+                    (at, source, fingerprint),
+                )
+                self._connection.executemany(
+                    f"""
+                    INSERT INTO events (at, position, kind, label, who, said_at, import)
+                    VALUES (?, ?, ?, ?, ?, ?, {cursor.lastrowid})
+                    """,
+                    events,
+                )
+        return Ingested(**count)
+
+    def _outcome(self, answer: Answer, position: int) -> str:
+        """Which of the counts of `Ingested` an answer adds to."""
+        found = self._rows(
+            "SELECT kind, label, said_at FROM events WHERE position = ? ORDER BY event DESC LIMIT 1",
+            (position,),
+        )
+        kind, label, said_at = found[0] if found else ("opened", None, None)
+        if (kind, label) == ("skipped" if answer.label is None else "labelled", answer.label):
+            return "same"
+        if said_at and answer.at and datetime.fromisoformat(answer.at) < datetime.fromisoformat(said_at):
+            return "outdated"
+        if answer.label is None:
+            return "skipped"
+        return "corrected" if kind == "labelled" else "new"
+
+    # The database.
+
+    def damage(self) -> str | None:
+        """What SQLite finds wrong with the file; nothing if it is sound."""
+        rows = self._rows("PRAGMA integrity_check") + self._rows("PRAGMA foreign_key_check")
+        return None if rows == [("ok",)] else str(rows)
+
+    @contextmanager
+    def _adding(self) -> Iterator[None]:
+        """A transaction, written through to the disk at its end."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        return self._connection.execute(query, values).fetchall()
+
+    def _one(self, query: str, values: Sequence[Any] = ()) -> Any:
+        return self._connection.execute(query, values).fetchone()

@@ -1,0 +1,51 @@
+"""The models that a labelling project fits: one for each task, from a few dozen labels to thousands."""
+
+from __future__ import annotations
+
+import math
+
+from coresift.labelling.records import Task
+from coresift.models.ensemble import EnsembleClassifier
+from coresift.models.neural_linear import NeuralLinearRegressor
+
+# What the ledger calls them.
+MODEL_NAMES: dict[Task, str] = {"classification": "ensemble-10", "regression": "neural-linear-5"}
+# Labels from which on there are fewer epochs, each of more steps; so a fit is a matter of seconds throughout.
+_MANY = 1000
+# Fewer would not do, however many the labels.
+_LEAST_EPOCHS = 12
+
+
+def default_model(task: Task, num_labels: int, seed: int) -> EnsembleClassifier | NeuralLinearRegressor:
+    """The model that batches are chosen with: small networks that disagree about what is worth asking.
+
+    For classes a deep ensemble. For numbers several networks under Bayesian linear regression, since plain
+    ones learn smooth functions badly from a few dozen labels; three folds tell how noisy the labels are.
+
+    Both are trained for fewer epochs than is their own default, so that a fit takes seconds. For classes ten
+    members then do as well as five that are trained longer; numbers without noise would gain from more.
+
+    >>> default_model("classification", num_labels=50, seed=0).epochs
+    60
+    """
+    epochs = max(min(60, 60 * _MANY // max(num_labels, 1)), _LEAST_EPOCHS)
+    if task == "classification":
+        return EnsembleClassifier(num_members=10, epochs=epochs, random_state=seed, progress=False)
+    return NeuralLinearRegressor(
+        num_members=5, epochs=epochs, calibration_folds=3, random_state=seed, progress=False
+    )
+
+
+def quick_model(task: Task, num_labels: int, seed: int) -> EnsembleClassifier | NeuralLinearRegressor:
+    """One network of the same kind, to be fitted dozens of times for a learning curve.
+
+    Its error is a little higher than that of several. Regularisation is not searched for, and is strong. All
+    mini-batches are of one size: a last one of a few rows acts as noise, and would put steps into the curve.
+    """
+    usual = min(2 ** int(math.log2(max(num_labels // 2, 2))), 512)  # as `Trainer` has it
+    even = math.ceil(num_labels / max(num_labels // usual, 1))
+    model = default_model(task, num_labels, seed)
+    model.set_params(num_members=1, batch_size=even)
+    if task == "regression":
+        model.set_params(calibration_folds=0, regularisation=2)
+    return model

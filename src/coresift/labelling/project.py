@@ -1,0 +1,634 @@
+"""A project: a folder with a ledger and the pool's features, and what is done between two rounds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, astuple, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from filelock import FileLock, Timeout
+
+import coresift
+from coresift.labelling.choose import Limits, asker, choose_within, stands_for
+from coresift.labelling.features import write_features
+from coresift.labelling.files import read_answers
+from coresift.labelling.ledger import NAME as LEDGER
+from coresift.labelling.ledger import Ingested, Labelled, Ledger, now
+from coresift.labelling.model import MODEL_NAMES, default_model
+from coresift.labelling.pools import ItemPool, Reading, open_pool
+from coresift.labelling.records import Answer, Chosen, Round, Task
+from coresift.labelling.worth import information, worth
+from coresift.strategies import DEFAULT, find_strategy, select
+from coresift.types import Index, InputError
+
+FEATURES, LOCK = "features.npy", ".lock"
+# With fewer labels than this a model knows too little to choose by.
+LEAST_LABELS = 10
+# Spread over the features alone, by points in the middle of others: oddities teach a first model little.
+COLD = "k-medoids"
+# Items that are looked at for a batch, drawn at random from larger pools.
+CANDIDATES = 100_000
+# The same without a model: medoids are moved often, and a sample tells as well where the middles are.
+COLD_CANDIDATES = 20_000
+
+
+class BusyError(InputError):
+    """Another program is writing to the project."""
+
+    exit_code = 3
+
+
+class NothingLeftError(InputError):
+    """There is nothing left to choose."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a project was told when it began.
+
+    Attributes
+    ----------
+    reading : how the pool is read.
+    kind : of pool.
+    task, target : what is learned.
+    classes : the labels that are allowed; ``None`` for any.
+    features : what was made of the pool, in words.
+    fingerprint : of the pool.
+    seed : of everything that is drawn.
+    """
+
+    reading: Reading
+    kind: str
+    task: Task
+    target: str
+    classes: tuple[str, ...] | None
+    features: str
+    fingerprint: str
+    seed: int
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any]) -> Settings:
+        """From what JSON made of it."""
+        reading = dict(described["reading"])
+        reading["features"] = tuple(reading["features"])
+        classes = described["classes"]
+        return cls(
+            **{
+                **described,
+                "reading": Reading(**reading),
+                "classes": None if classes is None else tuple(classes),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a batch is asked for with.
+
+    Attributes
+    ----------
+    batch_size : how many items; may be left out where there is a budget.
+    budget : what they may cost together.
+    strategy : a name from `STRATEGIES`.
+    exclude : ids of items that cannot be labelled, now or later.
+    must_include : ids of items that the batch has to hold.
+    per_group : at most so many of a group.
+    candidates : how many items to look at, drawn at random; ``None`` for all.
+    engine : "ray" for a cluster.
+    """
+
+    batch_size: int | None = None
+    budget: float | None = None
+    strategy: str = DEFAULT
+    exclude: tuple[str, ...] = ()
+    must_include: tuple[str, ...] = ()
+    per_group: int | None = None
+    candidates: int | None = CANDIDATES
+    engine: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size is None and self.budget is None:
+            raise InputError("say how many items with --batch-size, or what they may cost with --budget")
+        for name in ("batch_size", "budget", "per_group", "candidates"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f"--{name.replace('_', '-')} is {value}, expected a number above zero")
+        find_strategy(self.strategy)
+
+
+class Project:
+    """A labelling project.
+
+    Parameters
+    ----------
+    folder : where it lies; `create` makes one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self.ledger = Ledger(self.folder / LEDGER)
+        self.settings = Settings.of(self.ledger.recall("settings"))
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path,
+        reading: Reading,
+        *,
+        task: Task | None = None,
+        classes: Sequence[str] | None = None,
+        labels: Path | None = None,
+        embedding: str | None = None,
+        seed: int = 0,
+    ) -> Project:
+        """Begin a project: read the pool, make features of it, and open a ledger.
+
+        Parameters
+        ----------
+        reading : how the pool is read.
+        task : by default what the labels in the pool look like.
+        classes : the labels that are allowed.
+        labels : a file of further labels.
+        embedding : what makes features of texts or images, see `write_features`.
+        """
+        folder = Path(folder)
+        if (folder / LEDGER).exists():
+            raise InputError(f"{folder} is a project already; go on with coresift select, or name another")
+        if reading.target is None:
+            raise InputError("say what is to be learned: --target COLUMN")
+        folder.mkdir(parents=True, exist_ok=True)
+        with _writing(folder):
+            pool = open_pool(reading)
+            known = {
+                position: label for position, label in enumerate(pool.targets() or ()) if label is not None
+            }
+            ids = pool.ids()
+            answers = []
+            if labels is not None:
+                # As text first: they may be what tells the task.
+                among = set(ids)
+                answers = read_answers(
+                    labels,
+                    target=reading.target,
+                    task=task or "classification",
+                    ids=lambda some: [one in among for one in some],
+                    classes=classes,
+                )
+            task = task or _guess_task([*known.values(), *(one.label for one in answers if one.label)])
+            if task == "regression":
+                _check_numbers(known, reading.target)
+            if classes is not None:
+                _check_classes(known, classes, task)
+            facts = write_features(pool, folder / FEATURES, embedding=embedding, seed=seed)
+            settings = Settings(
+                reading=pool.reading,
+                kind=pool.kind,
+                task=task,
+                target=reading.target,
+                classes=None if classes is None else tuple(classes),
+                features=facts.about,
+                fingerprint=pool.fingerprint(),
+                seed=seed,
+            )
+            facts_kept = {"settings": asdict(settings), "coresift": coresift.__version__}
+            with Ledger.create(folder / LEDGER, ids, facts_kept, known) as ledger:
+                if labels is not None:
+                    ledger.add_answers(answers, labels.name, _fingerprint_of(labels))
+        return cls(folder)
+
+    def close(self) -> None:
+        self.ledger.close()
+
+    def __enter__(self) -> Project:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # What there is.
+
+    @property
+    def task(self) -> Task:
+        return self.settings.task
+
+    @property
+    def target(self) -> str:
+        return self.settings.target
+
+    @property
+    def kind(self) -> str:
+        return self.settings.kind
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        return self.settings.classes
+
+    @cached_property
+    def pool(self) -> ItemPool:
+        """The items as people know them."""
+        return open_pool(self.settings.reading)
+
+    @cached_property
+    def features(self) -> npt.NDArray[np.float32]:
+        """(N, d) the pool's features, on disk."""
+        try:
+            return np.load(self.folder / FEATURES, mmap_mode="r")  # type: ignore[no-any-return]
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"cannot read {self.folder / FEATURES}: {error}; make the project anew"
+            ) from None
+
+    def describe(self, positions: Sequence[int]) -> list[dict[str, str]]:
+        """Items for people to see, by column."""
+        return self.pool.describe(positions)
+
+    def pending(self) -> list[Chosen]:
+        """Items that were sent out and have no answer, by round and rank."""
+        return [item for _, item in self.ledger.pending()]
+
+    def recall(self, key: str) -> Any:
+        """A fact that was kept."""
+        return self.ledger.recall(key)
+
+    def remember(self, key: str, value: Any) -> None:
+        """Keep a small fact."""
+        with self.writing(wait=10.0):
+            self.ledger.remember(key, value)
+
+    @contextmanager
+    def writing(self, wait: float = 0.0) -> Iterator[None]:
+        """Be the one that writes; others are told, after they waited for so many seconds."""
+        with _writing(self.folder, wait):
+            yield
+
+    # Answers.
+
+    def ingest_file(self, path: Path) -> Ingested:
+        """Take labels in from a file."""
+        with self.writing(wait=10.0):
+            return self.ledger.add_answers(self._answers(path), path.name, _fingerprint_of(path))
+
+    def _answers(self, path: Path) -> list[Answer]:
+        return read_answers(
+            path,
+            target=self.target,
+            task=self.task,
+            ids=lambda ids: [position is not None for position in self.ledger.positions(ids)],
+            classes=self.classes,
+        )
+
+    def check_replaceable(self, path: Path) -> None:
+        """Raise where a batch would be written over the pool, or over answers that are not taken in yet."""
+        if path.resolve() == Path(self.settings.reading.path).resolve():
+            raise InputError(f"{path} is the pool; name another file")
+        try:
+            answers = self._answers(path)
+        except InputError:
+            return  # not answers of this project
+        if answers and not self.ledger.knows_file(_fingerprint_of(path)):
+            raise InputError(
+                f"{path} has answers in it: take them in with coresift ingest, or name another file"
+            )
+
+    def ingest(self, answers: Sequence[Answer], source: str) -> Mapping[str, int]:
+        """Take answers in from elsewhere; what is known already changes nothing."""
+        for answer in answers:
+            if answer.label is not None:
+                self._check_label(answer, source)
+        with self.writing(wait=10.0):
+            return asdict(self.ledger.add_answers(answers, source))
+
+    def _check_label(self, answer: Answer, source: str) -> None:
+        if self.task == "regression":
+            try:
+                good = np.isfinite(float(answer.label or ""))
+            except ValueError:
+                good = False
+            if not good:
+                raise InputError(f"{source}, item {answer.id!r}: {answer.label!r} is not a number")
+        elif self.classes is not None and answer.label not in self.classes:
+            raise InputError(
+                f"{source}, item {answer.id!r}: {answer.label!r} is none of {', '.join(self.classes)}"
+            )
+
+    # The model.
+
+    def labels(self) -> tuple[list[Labelled], npt.NDArray[Any]]:
+        """The labels in the order in which they came, and their values (n,): numbers or classes."""
+        found = self.ledger.labels()
+        kind = np.float64 if self.task == "regression" else np.str_
+        return found, np.array([one.label for one in found], dtype=kind)
+
+    def rows(self, positions: Sequence[int] | Index) -> npt.NDArray[np.float32]:
+        """(n, d) the features of some items."""
+        # In the order of the file, which is read much faster so.
+        index = np.asarray(positions, dtype=np.int64)
+        order = np.argsort(index, kind="stable")
+        found = np.empty((len(index), self.features.shape[1]), np.float32)
+        found[order] = self.features[index[order]]
+        return found
+
+    def fit(self) -> Any | None:
+        """The model on all labels; ``None`` where these are too few to learn from."""
+        found, values = self.labels()
+        if len(found) < LEAST_LABELS or len(np.unique(values)) < 2:
+            return None
+        model = default_model(self.task, len(found), self.settings.seed)
+        return model.fit(self.rows([one.position for one in found]), values)
+
+    def predictions(self, positions: Sequence[int]) -> list[tuple[str, float] | None]:
+        """For each item the predicted label and its probability, or for numbers its standard deviation."""
+        model = self.fit()
+        if model is None:
+            return [None] * len(positions)
+        return list(predicted(model, self.task, self.rows(positions)))
+
+    # The next batch.
+
+    def select(self, batch_size: int) -> Round:
+        """Choose the next batch of so many items and write it down."""
+        return self.next_round(Request(batch_size))[0]
+
+    def next_round(self, request: Request, more: bool = False, wait: float = 0.0) -> tuple[Round, bool]:
+        """Choose the next batch and write it down; and whether it is the last one again.
+
+        Asked the same twice with nothing new between, it gives the same batch, and nothing is chosen twice.
+
+        Parameters
+        ----------
+        more : choose a further batch, even though nothing came in since the last.
+        wait : seconds to wait for another program that is writing.
+        """
+        with self.writing(wait):
+            rounds = self.ledger.rounds()
+            asked = asdict(request)
+            if rounds and not more:
+                last = rounds[-1]
+                if self.ledger.nothing_since(last.number) and last.asked == json.loads(json.dumps(asked)):
+                    return last, True
+            made = self._choose(request, asked, len(rounds) + 1)
+            self.ledger.add_round(made, self._positions(request.exclude))
+            return made, False
+
+    def reopen(self, ids: Sequence[str]) -> int:
+        """Let items be chosen again that are pending, skipped or excluded; how many these were."""
+        with self.writing(wait=10.0):
+            states = self.ledger.states()
+            back = [
+                one for one in self._positions(ids) if states.get(one) in ("pending", "skipped", "excluded")
+            ]
+            self.ledger.reopen(back)
+            return len(back)
+
+    def _choose(self, request: Request, asked: Mapping[str, Any], number: int) -> Round:
+        began = time.perf_counter()
+        found, values = self.labels()
+        model = self.fit()
+        fitted = time.perf_counter()
+        seed = int(np.random.SeedSequence([self.settings.seed, number]).generate_state(1)[0])
+        strategy = COLD if model is None and request.strategy != "random" else request.strategy
+        batch, looked_at, weights = self._batch(request, strategy, model, found, seed)
+        if not batch:
+            raise NothingLeftError("there is nothing left to choose within these limits")
+        ids = self.ledger.ids(batch)
+        chosen = time.perf_counter()
+        notes = {
+            "cold": model is None,
+            "looked_at": looked_at,
+            "fit_seconds": round(fitted - began, 3),
+            "choose_seconds": round(chosen - fitted, 3),
+            **self._worth(found, values, model, batch, seed),
+        }
+        return Round(
+            number=number,
+            at=now(),
+            strategy=strategy,
+            seed=seed,
+            model="none" if model is None else MODEL_NAMES[self.task],
+            data=self._fingerprint(found),
+            asked=asked,
+            labels=len(values),
+            seconds=round(time.perf_counter() - began, 3),
+            notes=notes,
+            batch=tuple(
+                Chosen(position, id_, rank, weight)
+                for rank, (position, id_, weight) in enumerate(zip(batch, ids, weights, strict=True), 1)
+            ),
+        )
+
+    def _batch(
+        self, request: Request, strategy: str, model: Any | None, found: Sequence[Labelled], seed: int
+    ) -> tuple[list[int], int, list[float]]:
+        """Positions of the batch, how many items were looked at, and how many each stands for."""
+        states = self.ledger.states()
+        first, closed = (self._positions(ids) for ids in (request.must_include, request.exclude))
+        for position in first:
+            if states.get(position, "unlabelled") != "unlabelled" or position in closed:
+                raise InputError(
+                    f"item {self.ledger.ids([position])[0]!r} must be included, but it is "
+                    f"{states.get(position, 'excluded')}"
+                )
+        taken = [position for position, state in states.items() if state == "pending"]
+        out = {position for position, state in states.items() if state not in ("pending", "unlabelled")}
+        open_mask = np.ones(len(self.features), bool)
+        open_mask[[*out, *closed, *taken]] = False
+        open_items = np.flatnonzero(open_mask)
+        most = request.candidates
+        if model is None and strategy == COLD:
+            most = min(most or COLD_CANDIDATES, COLD_CANDIDATES)
+        if most is not None and len(open_items) > most:
+            open_items = np.random.default_rng(seed).choice(open_items, most, replace=False)
+        looked_at = np.unique(np.concatenate([open_items, np.array([*taken, *first], np.int64)])).astype(
+            np.int64
+        )
+        if len(looked_at) == len(taken):
+            raise NothingLeftError("every item of the pool has a label, is on its way, or is set aside")
+        rows = self.rows(looked_at)
+        limits = self._limits(request, looked_at)
+        waiting, fixed = (
+            np.searchsorted(looked_at, taken).tolist(),
+            np.searchsorted(looked_at, first).tolist(),
+        )
+        labelled = self.rows([one.position for one in found]) if model is not None else None
+        size = min(request.batch_size or len(looked_at), len(looked_at) - len(taken))
+        if request.engine is not None:
+            return self._on_cluster(request, strategy, model, labelled, size, taken, out | set(closed), seed)
+        posterior = None if model is None else model.posterior_
+        ask = asker(rows, posterior, labelled, strategy, size if request.batch_size else 128, seed)
+        batch = choose_within(ask, len(rows), limits, waiting, [], fixed)
+        shares = np.bincount(stands_for(rows, batch), minlength=len(batch)) if batch else np.empty(0)
+        scale = len(self.features) / len(rows)
+        return looked_at[batch].tolist(), len(looked_at), (shares * scale).round(1).tolist()
+
+    def _worth(
+        self,
+        found: Sequence[Labelled],
+        values: npt.NDArray[Any],
+        model: Any | None,
+        batch: Sequence[int],
+        seed: int,
+    ) -> dict[str, Any]:
+        """What the batch is worth, in words and curves."""
+        if model is None:
+            return {}
+        by_chance = {one.number for one in self.ledger.rounds() if one.strategy == "random"}
+        asked = np.array([one.round for one in found])
+        some = np.random.default_rng(seed).choice(
+            len(self.features), min(5000, len(self.features)), replace=False
+        )
+        share = information(model.posterior_, self.rows(some), self.rows(batch), seed)
+        found_worth = worth(
+            self.rows([one.position for one in found]),
+            values,
+            asked,
+            # Labels that were there before anybody chose are taken for a random part of the pool.
+            np.isin(asked, [0, *by_chance]),
+            self.task,
+            batch_size=len(batch),
+            information=share,
+            seed=seed,
+        )
+        curves = {
+            name: [astuple(point) for point in getattr(found_worth, name)]
+            for name in ("curve", "fitted", "random")
+        }
+        return {"information": share, "worth": list(found_worth.sentences), "curves": curves}
+
+    def _on_cluster(
+        self,
+        request: Request,
+        strategy: str,
+        model: Any | None,
+        labelled: npt.NDArray[np.float32] | None,
+        size: int,
+        taken: Sequence[int],
+        closed: set[int],
+        seed: int,
+    ) -> tuple[list[int], int, list[float]]:
+        if (
+            model is None
+            or request.budget is not None
+            or request.per_group is not None
+            or request.must_include
+        ):
+            raise InputError(
+                "--engine ray chooses by a model and a number of items alone; leave out budgets, groups and "
+                "fixed items, or the engine"
+            )
+        batch = select(
+            self.folder / FEATURES,
+            budget=size,
+            strategy=strategy,
+            posterior=model.posterior_,
+            labelled=labelled,
+            pending=taken,
+            exclude=sorted(closed),
+            engine="ray",
+            seed=seed,
+        )
+        positions = batch.index.tolist()
+        sample = np.random.default_rng(seed).integers(0, len(self.features), CANDIDATES)
+        rows = np.concatenate([self.rows(positions), self.rows(sample)])
+        shares = np.bincount(stands_for(rows, range(len(positions))), minlength=len(positions))
+        scale = len(self.features) / len(rows)
+        return positions, len(self.features), (shares * scale).round(1).tolist()
+
+    def _limits(self, request: Request, looked_at: Index) -> Limits:
+        costs = groups = None
+        if request.budget is not None:
+            costs = self.pool.costs()
+            if costs is None:
+                raise InputError("--budget is in the unit of a cost column; name one with --cost at init")
+            costs = costs[looked_at]
+        if request.per_group is not None:
+            every = self.pool.groups()
+            if every is None:
+                raise InputError("--per-group needs a column of groups; name one with --group at init")
+            groups = [every[position] for position in looked_at]
+        return Limits(request.batch_size, request.budget, costs, request.per_group, groups)
+
+    def _positions(self, ids: Sequence[str]) -> list[int]:
+        found = self.ledger.positions(ids)
+        for id_, position in zip(ids, found, strict=True):
+            if position is None:
+                raise InputError(f"there is no item {id_!r} in the pool")
+        return [position for position in found if position is not None]
+
+    def _fingerprint(self, found: Sequence[Labelled]) -> str:
+        """Of the pool and of the labels."""
+        digest = hashlib.sha256(self.settings.fingerprint.encode())
+        for one in found:
+            digest.update(f"{one.position} {one.label}\n".encode())
+        return digest.hexdigest()
+
+
+def predicted(model: Any, task: Task, rows: npt.NDArray[np.float32]) -> Iterator[tuple[str, float]]:
+    """For rows (n, d), the predicted label and its probability, or for numbers its standard deviation."""
+    for start in range(0, len(rows), 65536):
+        part = rows[start : start + 65536]
+        if task == "regression":
+            mean, deviation = model.predict(part, return_std=True)
+            yield from zip(map(repr, mean.tolist()), deviation.tolist(), strict=True)
+        else:
+            probs = model.predict_proba(part)
+            names = model.classes_[probs.argmax(1)].tolist()
+            yield from zip(names, probs.max(1).tolist(), strict=True)
+
+
+def _fingerprint_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@contextmanager
+def _writing(folder: Path, wait: float = 0.0) -> Iterator[None]:
+    """The lock of a project; it goes with the process, however that ends."""
+    try:
+        with FileLock(folder / LOCK, timeout=wait):
+            yield
+    except Timeout:
+        raise BusyError(
+            f"another program is writing to {folder}; wait for it to end, or pass --wait SECONDS"
+        ) from None
+
+
+def _guess_task(known: Sequence[str]) -> Task:
+    """What labels look like; many different numbers are a regression."""
+    if not known:
+        raise InputError("the pool has no labels to tell by; say --task regression or --task classification")
+    try:
+        numbers = {float(label) for label in known}
+    except ValueError:
+        return "classification"
+    whole = all(number.is_integer() for number in numbers)
+    return "classification" if whole and len(numbers) <= 20 else "regression"
+
+
+def _check_numbers(known: Mapping[int, str], target: str) -> None:
+    for position, label in known.items():
+        try:
+            good = np.isfinite(float(label))
+        except ValueError:
+            good = False
+        if not good:
+            raise InputError(
+                f"row {position} of the pool, column {target!r}: {label!r} is not a number; mend it, or say "
+                "--task classification"
+            )
+
+
+def _check_classes(known: Mapping[int, str], classes: Sequence[str], task: Task) -> None:
+    if task == "regression":
+        raise InputError("--classes goes with --task classification")
+    for position, label in known.items():
+        if label not in classes:
+            raise InputError(f"row {position} of the pool: {label!r} is none of {', '.join(classes)}")

