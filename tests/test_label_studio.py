@@ -836,3 +836,21 @@ def picture() -> bytes:
     header = part(b"IHDR", struct.pack(">IIBBBBB", 2, 2, 8, 2, 0, 0, 0))
     rows = zlib.compress((b"\0" + b"\xff\0\0" * 2) * 2)
     return b"\x89PNG\r\n\x1a\n" + header + part(b"IDAT", rows) + part(b"IEND", b"")
+
+
+@pytest.mark.label_studio
+def test_the_example_with_a_real_server(real_url: str, tmp_path: Path) -> None:
+    """The commands themselves, three rounds of ten with a skipped item in each."""
+    example = Path(__file__).parents[1] / "examples" / "labelling" / "label_studio.py"
+    environment = {**os.environ, "CORESIFT_LABEL_STUDIO_TOKEN": LEGACY}
+    done = subprocess.run(
+        [sys.executable, str(example), real_url, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "47 labelled, 0 pending, 1,747 unlabelled, 3 skipped" in done.stdout
+    assert LEGACY not in done.stdout + done.stderr
+    assert not any(LEGACY.encode() in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())

@@ -78,6 +78,9 @@ def init(
         str | None, typer.Option(help="The labels that are allowed, with commas between; any by default.")
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="A file of labels that are known already.")] = None,
+    hand_picked: Annotated[
+        bool, typer.Option("--hand-picked", help="Known labels were picked by hand, not drawn at random.")
+    ] = False,
     embedding: Annotated[
         str | None, typer.Option(help="What makes numbers of images or text: module:name of a torch module.")
     ] = None,
@@ -99,6 +102,7 @@ def init(
         task=task,  # type: ignore[arg-type]
         classes=_names(classes) or None,
         labels=labels,
+        hand_picked=hand_picked,
         embedding=embedding,
         seed=seed,
     ) as made:

@@ -9,7 +9,7 @@ import numpy as np
 
 import coresift
 from coresift.labelling.choose import stands_for
-from coresift.report.figures import CurvePoint
+from coresift.labelling.records import CurvePoint
 from coresift.report.project import PlacedItem, ProjectReport
 from coresift.types import Floats, Index
 

@@ -65,6 +65,7 @@ class Settings:
     features : what was made of the pool, in words.
     fingerprint : of the pool.
     seed : of everything that is drawn.
+    hand_picked : whether labels that nobody asked for were picked by hand, and not drawn at random.
     """
 
     reading: Reading
@@ -75,6 +76,7 @@ class Settings:
     features: str
     fingerprint: str
     seed: int
+    hand_picked: bool = False
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> Settings:
@@ -148,6 +150,7 @@ class Project:
         task: Task | None = None,
         classes: Sequence[str] | None = None,
         labels: Path | None = None,
+        hand_picked: bool = False,
         embedding: str | None = None,
         seed: int = 0,
     ) -> Project:
@@ -159,6 +162,7 @@ class Project:
         task : by default what the labels in the pool look like.
         classes : the labels that are allowed.
         labels : a file of further labels.
+        hand_picked : whether labels that are there were picked by hand, and not drawn at random.
         embedding : what makes features of texts or images, see `write_features`.
         """
         folder = Path(folder)
@@ -199,6 +203,7 @@ class Project:
                 features=facts.about,
                 fingerprint=pool.fingerprint(),
                 seed=seed,
+                hand_picked=hand_picked,
             )
             facts_kept = {"settings": asdict(settings), "coresift": coresift.__version__}
             with Ledger.create(folder / LEDGER, ids, facts_kept, known) as ledger:
@@ -481,7 +486,8 @@ class Project:
         """What the batch is worth, in words and curves."""
         if model is None:
             return {}
-        by_chance = {one.number for one in self.ledger.rounds() if one.strategy == "random"}
+        by_chance = [one.number for one in self.ledger.rounds() if one.strategy == "random"]
+        by_chance += [] if self.settings.hand_picked else [0]
         asked = np.array([one.round for one in found])
         some = np.random.default_rng(seed).choice(
             len(self.features), min(5000, len(self.features)), replace=False
@@ -491,8 +497,7 @@ class Project:
             self.rows([one.position for one in found]),
             values,
             asked,
-            # Labels that were there before anybody chose are taken for a random part of the pool.
-            np.isin(asked, [0, *by_chance]),
+            np.isin(asked, by_chance),
             self.task,
             batch_size=len(batch),
             information=share,

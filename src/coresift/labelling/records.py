@@ -74,3 +74,20 @@ class Round:
     seconds: float
     notes: Mapping[str, Any] = field(default_factory=dict)
     batch: tuple[Chosen, ...] = ()
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """A point of a learning curve.
+
+    Attributes
+    ----------
+    labels : how many labels a model was trained on.
+    error : root mean squared error, or the share of wrong classes.
+    low, high : its interval of 90%.
+    """
+
+    labels: int
+    error: float
+    low: float
+    high: float

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from coresift.labelling.model import quick_model
-from coresift.labelling.records import Task
+from coresift.labelling.records import CurvePoint, Task
 from coresift.models.base import Posterior
 from coresift.models.network import at_the_last_layer
 from coresift.pool import as_pool
@@ -48,23 +48,6 @@ _DRIFT = 0.15
 _FLAT, _SURELY_FLAT = 0.05, 0.2
 _POOL_SAMPLE = 5000
 _NUM_SAMPLES = 1024
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """A point of a learning curve.
-
-    Attributes
-    ----------
-    labels : how many labels a model was trained on.
-    error : root mean squared error, or the share of wrong classes.
-    low, high : its interval of 90%.
-    """
-
-    labels: int
-    error: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -168,7 +151,9 @@ def worth(
     x, y, rounds, random_rows = (np.asarray(part)[order] for part in (x, y, rounds, random_rows))
     sentences = []
     if information is not None:
-        sentences.append(f"The batch carries {information:.0%} of what the model could learn from the pool.")
+        sentences.append(
+            f"Weighted, the batch carries {information:.0%} of the pool's information, as the model sees it."
+        )
     if len(y) < _LEAST_LABELS or len(np.unique(y)) < 2:
         few = f"{len(y)} labels are too few to say what more of them would bring; {_LEAST_LABELS} may do."
         same = f"All {len(y)} labels are the same, so there is no error to speak of yet."

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
+from coresift.labelling.records import CurvePoint
 from coresift.types import Floats, InputError
 
 # Told apart by people who do not see all colours (Okabe and Ito), and by their markers.
@@ -113,16 +114,6 @@ def learning_curves(num_labels: Sequence[int], curves: Mapping[str, Floats], mea
         axes.set_ylim(bottom=0)
         axes.legend()
     return figure
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """The error with so many labels, within an interval from low to high."""
-
-    labels: int
-    error: float
-    low: float
-    high: float
 
 
 def error_with_forecast(

@@ -19,8 +19,8 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageOps
 
-from coresift.labelling.records import Round, State, Task
-from coresift.report.figures import CurvePoint, error_with_forecast
+from coresift.labelling.records import CurvePoint, Round, State, Task
+from coresift.report.figures import error_with_forecast
 from coresift.report.page import Heading, Markup, Part, Picture, Table, page
 
 # How much is kept of a text, in characters: of the batch, of all other items, and of a name.
