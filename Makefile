@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: install demo test check format bench lock clean
+.PHONY: install demo test check format bench lock label-studio clean
 
 install: $(VENV)/.installed
 
@@ -18,7 +18,15 @@ demo: install
 	$(BIN)/coresift demo
 
 test: install
-	$(BIN)/python -m pytest -n auto
+	CORESIFT_LABEL_STUDIO=$(wildcard $(CURDIR)/.label-studio/bin/label-studio) $(BIN)/python -m pytest -n auto
+
+# A server for the tests of Label Studio, which are left out without; it wants an environment of its own.
+label-studio: .label-studio/.installed
+
+.label-studio/.installed:
+	$(PYTHON) -m venv .label-studio
+	.label-studio/bin/pip install --quiet label-studio==1.23.2
+	touch $@
 
 check: install
 	$(BIN)/ruff format --check .
@@ -37,4 +45,4 @@ lock: install
 	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu//' | sort -f > constraints.txt
 
 clean:
-	rm -rf $(VENV) coresift-demo
+	rm -rf $(VENV) .label-studio coresift-demo
