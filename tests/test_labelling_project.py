@@ -169,6 +169,21 @@ def test_filled_in_answers_are_not_written_over(project, tmp_path):
     )
 
 
+def test_a_broken_file_changes_nothing(project, tmp_path):
+    folder, _ = project
+    say("select", folder, "--batch-size", 5)
+    before = say("status", folder)
+    for place, text in enumerate(
+        ["id,kind\nitem-50,yes\nnobody,no\n", "id,kind\nitem-50,yes\nitem-50,no\n", "\0\1"]
+    ):
+        path = tmp_path / f"{place}.csv"
+        path.write_text(text)
+        assert run("ingest", folder, path, code=2).count("\n") == 1
+        assert say("status", folder) == before
+    path.write_text("id,kind\nitem-50,yes\n")
+    assert say("ingest", folder, path)["new"] == 1
+
+
 def test_without_labels_the_batch_is_spread(tmp_path):
     pool(tmp_path / "pool.parquet", known=0)
     folder = tmp_path / "project"
