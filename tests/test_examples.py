@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 def run(name, folder, *arguments):
     command = [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -35,6 +35,6 @@ def test_bagging(tmp_path):
 
 def test_labelling_through_files(tmp_path):
     text = run("labelling/files.py", tmp_path, "out")
-    share = float(re.search(r"([\d.]+)% of the 1677 other digits are read right", text)[1])
-    assert share > 75 and "116 labels now, 0 items still out" in text
+    share = float(re.search(r"([\d.]+)% of the 1727 other digits are read right", text)[1])
+    assert share > 70 and "68 labels now, 0 items still out" in text
     assert (tmp_path / "out" / "digits" / "report.html").stat().st_size > 50_000

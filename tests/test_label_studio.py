@@ -840,7 +840,7 @@ def picture() -> bytes:
 
 @pytest.mark.label_studio
 def test_the_example_with_a_real_server(real_url: str, tmp_path: Path) -> None:
-    """The commands themselves, three rounds of ten with a skipped item in each."""
+    """The commands themselves, two rounds of ten with a skipped item in each."""
     example = Path(__file__).parents[1] / "examples" / "labelling" / "label_studio.py"
     environment = {**os.environ, "CORESIFT_LABEL_STUDIO_TOKEN": LEGACY}
     done = subprocess.run(
@@ -848,9 +848,9 @@ def test_the_example_with_a_real_server(real_url: str, tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "47 labelled, 0 pending, 1,747 unlabelled, 3 skipped" in done.stdout
+    assert "38 labelled, 0 pending, 1,757 unlabelled, 2 skipped" in done.stdout
     assert LEGACY not in done.stdout + done.stderr
     assert not any(LEGACY.encode() in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())

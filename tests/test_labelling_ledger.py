@@ -78,7 +78,7 @@ def test_a_file_that_comes_again_undoes_no_correction(ledger):
     assert ledger.add_answers(first, "a.csv", "1") == Ingested(new=1)
     assert ledger.add_answers(second, "b.csv", "2") == Ingested(corrected=1)
     for _ in range(10):
-        assert ledger.add_answers(first, "a.csv", "1") == Ingested(same=1)
+        assert ledger.add_answers(first, "a.csv", "1") == Ingested(outdated=1)
     assert ledger.labels()[-1].label == "dog" and len(ledger.history(5)) == 2
 
 

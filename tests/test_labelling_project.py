@@ -184,6 +184,100 @@ def test_a_broken_file_changes_nothing(project, tmp_path):
     assert say("ingest", folder, path)["new"] == 1
 
 
+def test_a_pool_that_changed_is_refused(project, tmp_path):
+    folder, _ = project
+    path = tmp_path / "pool.parquet"
+    table = pa.parquet.read_table(path)
+    os.utime(path)  # touched, but the same
+    run("select", folder, "--batch-size", 2, "--out", tmp_path / "one.csv")
+    pa.parquet.write_table(table.slice(1), path)
+    for words in (
+        ["select", folder, "--batch-size", 3, "--out", tmp_path / "two.csv"],
+        ["export", folder, "all.csv"],
+    ):
+        assert "has changed since the project began" in run(*words, code=2)
+    assert say("status", folder)["counts"]["pending"] == 2
+
+
+def test_answers_with_a_mistake_are_not_written_over(project, tmp_path):
+    folder, truth = project
+    batch = tmp_path / "batch.csv"
+    run("select", folder, "--batch-size", 3, "--out", batch)
+    answer(batch, {**truth, **dict.fromkeys(truth, "yes")}, batch)
+    batch.write_bytes(batch.read_bytes() + b'"')
+    run("ingest", folder, batch, code=2)
+    before = batch.read_bytes()
+    assert "no batch to write over" in run("select", folder, "--batch-size", 3, "--out", batch, code=2)
+    assert batch.read_bytes() == before
+    run("pending", folder, "--out", tmp_path / "again.csv")
+    assert (tmp_path / "again.csv").read_text(encoding="utf-8-sig").count("item-") == 3
+
+
+def test_nothing_is_chosen_that_cannot_be_written(project, tmp_path):
+    folder, _ = project
+    for out in ("batch.xlsx", "nowhere/batch.csv"):
+        run("select", folder, "--batch-size", 3, "--more", "--out", tmp_path / out, code=2)
+    assert say("status", folder)["counts"]["pending"] == 0
+    for words in (["export", folder], ["report", folder, "--out"]):
+        assert "is the pool" in run(*words, tmp_path / "pool.parquet", code=2)
+
+
+def test_labelled_items_are_not_excluded_and_fixed_ones_come_once(project):
+    folder, _ = project
+    assert "has a label" in run("select", folder, "--batch-size", 3, "--exclude", "item-1", code=2)
+    made = say("select", folder, "--batch-size", 3, "--must-include", "item-50", "--must-include", "item-50")
+    assert [one["id"] for one in made["batch"]].count("item-50") == 1 and len(made["batch"]) == 3
+    words = [word for one in (60, 61, 62) for word in ("--must-include", f"item-{one}")]
+    assert "do not keep to the limits" in run("select", folder, "--batch-size", 2, "--more", *words, code=2)
+
+
+def test_what_labels_look_like(tmp_path):
+    for place, (labels, task) in enumerate(
+        [
+            (["1", "2", "1", "2"], "classification"),
+            (["1.5", "2"], "regression"),
+            ([str(number) for number in range(30)], "regression"),
+            (["200000", "201234", "199000"], "may be classes or not"),
+            (["1", "nan"], "is not a number"),
+        ]
+    ):
+        pool(tmp_path / "pool.parquet", known=0)
+        known = tmp_path / f"known-{place}.csv"
+        known.write_text("id,kind\n" + "".join(f"item-{row},{label}\n" for row, label in enumerate(labels)))
+        words = [
+            "init",
+            tmp_path / f"project-{place}",
+            "--pool",
+            tmp_path / "pool.parquet",
+            "--target",
+            "kind",
+        ]
+        if task in ("classification", "regression"):
+            assert say(*words, "--labels", known)["task"] == task
+        else:
+            more = [] if "classes" in task else ["--task", "regression"]
+            assert task in run(*words, "--labels", known, *more, code=2)
+    assert "column of exports" in run(*words[:-1], "state", code=2)
+
+
+def test_only_first_labels_count_as_drawn_at_random(tmp_path):
+    truth = pool(tmp_path / "pool.parquet", known=0)
+    run(
+        "init",
+        tmp_path / "project",
+        "--pool",
+        tmp_path / "pool.parquet",
+        "--target",
+        "kind",
+        "--task",
+        "classification",
+    )
+    later = tmp_path / "later.csv"
+    later.write_text("id,kind\n" + "".join(f"item-{row},{truth[f'item-{row}']}\n" for row in range(60)))
+    run("ingest", tmp_path / "project", later)
+    assert "Only 0 labels were drawn at random" in run("select", tmp_path / "project", "--batch-size", 5)
+
+
 def test_without_labels_the_batch_is_spread(tmp_path):
     pool(tmp_path / "pool.parquet", known=0)
     folder = tmp_path / "project"

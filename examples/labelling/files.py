@@ -3,7 +3,7 @@
     python examples/labelling/files.py [FOLDER]
 
 The pool is scikit-learn's handwritten digits, 1797 real images of 8 by 8 pixels. Twenty labels are known at
-the start; four batches of 25 are chosen, "labelled" and taken in. The page at the end shows it all.
+the start; two batches of 25 are chosen, "labelled" and taken in. The page at the end shows it all.
 """
 
 import csv
@@ -45,7 +45,7 @@ coresift(
     "--classes",
     "0,1,2,3,4,5,6,7,8,9",
 )
-for _ in range(4):
+for _ in range(2):
     coresift("select", project, "--batch-size", 25, "--out", batch)
     # The annotator: fills in the column, and leaves one item aside.
     with batch.open(newline="", encoding="utf-8-sig") as file:

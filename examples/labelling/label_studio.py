@@ -51,7 +51,7 @@ coresift("labelstudio", "connect", project, "--url", url, "--title", "Digits")
 with LabelStudio(url, read_token()) as server:
     found = server.pages("/api/projects/", "results", "count", title="Digits", include="id,title")
     there = next(one["id"] for one in found if one["title"] == "Digits")
-    for _ in range(3):
+    for _ in range(2):
         coresift("select", project, "--batch-size", 10)
         coresift("labelstudio", "push", project)
         # The annotator: answers what is served, and skips the last one.

@@ -51,7 +51,12 @@ class _Room:
 
     def has(self, row: int) -> bool:
         costs, groups, per_group = self.limits.costs, self.limits.groups, self.limits.per_group
-        if costs is not None and self.limits.budget is not None and costs[row] > self.money:
+        # A little over is rounding: three times 0.1 is more than 0.3 to a computer.
+        if (
+            costs is not None
+            and self.limits.budget is not None
+            and costs[row] > self.money + 1e-9 * costs[row]
+        ):
             return False
         return per_group is None or groups is None or self.by_group[groups[row]] < per_group
 
@@ -70,7 +75,7 @@ class _Room:
         if self.limits.budget is not None and self.limits.costs is not None and left > 0:
             # As many as would use the rest up at the usual price; what is too dear is passed over.
             usual = float(np.median(self.limits.costs[list(fitting)]))
-            left = min(left, max(int(self.money / usual), 1))
+            left = min(left, max(round(self.money / usual), 1))
         return left
 
 
@@ -91,7 +96,7 @@ def choose_within(
     """
     room = _Room(limits)
     for row in first:
-        if not room.has(row):
+        if not room.has(row) or len(room.taken) == limits.size:
             raise InputError("the items that must be included do not keep to the limits by themselves")
         room.take(row)
     while True:

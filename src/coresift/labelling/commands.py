@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -14,6 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from coresift.errors import InputError
+
+if TYPE_CHECKING:
+    from coresift.labelling.project import Project
+    from coresift.labelling.records import Chosen
 
 # Imports are inside the commands: the others should not wait for them.
 
@@ -23,7 +27,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands of labelling projects to an application."""
-    for command in (init, select, ingest, status, report, export, reopen):
+    for command in (init, select, pending, ingest, status, report, export, reopen):
         app.command()(command)
     studio = typer.Typer(no_args_is_help=True, help="Send batches to Label Studio and bring labels back.")
     for studio_command in (connect, push, pull, watch):
@@ -44,11 +48,13 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 
 def _ids(given: list[str] | None) -> tuple[str, ...]:
-    """Ids as they are, or with ``@`` in front of the name of a file that has one in each line."""
+    """Ids as they are, or with ``@`` in front of the name of a file that has one in each line; ``@@`` stands
+    for an ``@`` that an id begins with.
+    """
     found: list[str] = []
     for one in given or ():
-        if not one.startswith("@"):
-            found.append(one)
+        if not one.startswith("@") or one.startswith("@@"):
+            found.append(one.replace("@@", "@", 1) if one.startswith("@@") else one)
             continue
         try:
             lines = Path(one[1:]).read_text(encoding="utf-8-sig").splitlines()
@@ -107,7 +113,7 @@ def init(
         seed=seed,
     ) as made:
         counts = made.ledger.counts()
-        settings = made.settings
+        settings, known_column = made.settings, made.pool.targets() is not None
         facts = {
             "project": str(project),
             "items": len(made.ledger),
@@ -121,6 +127,11 @@ def init(
             f"{project}: {len(made.ledger):,} items, {counts['labelled']:,} with a label; {settings.task} of "
             f"{settings.target}",
             f"features: {settings.features}",
+            *(
+                []
+                if known_column or counts["labelled"]
+                else [f"the pool has no column {target!r}: all labels are to come"]
+            ),
             f"choose the first batch with: coresift select {project} --batch-size 50 --out batch.csv",
         )
 
@@ -152,7 +163,6 @@ def select(
     json: Json = False,
 ) -> None:
     """Choose which items to label next."""
-    from coresift.labelling.files import write_batch
     from coresift.labelling.project import Project, Request
     from coresift.strategies import DEFAULT
 
@@ -171,23 +181,19 @@ def select(
         engine=engine,
     )
     with Project(project) as opened:
-        if out is not None and out.exists():
-            opened.check_replaceable(out)
+        if out is not None:  # before anything is chosen that could then not be written
+            _check_batch_file(opened, out)
         made, again = opened.next_round(request, more, wait)
         if out is not None:
-            described = opened.describe([one.position for one in made.batch])
-            rows = [
-                {"id": one.id, "rank": str(one.rank), **columns}
-                for one, columns in zip(made.batch, described, strict=True)
-            ]
-            write_batch(out, opened.target, rows)
+            _write_batch(opened, made.batch, out)
         lines = [
             f"round {made.number}: {len(made.batch)} items by {made.strategy}, after {made.labels} labels"
             + (" (chosen before, and nothing came in since)" if again else "")
         ]
         if made.notes.get("cold"):
             lines.append(
-                "too few labels for a model yet: this batch is spread over the pool by its features alone"
+                "too few labels for a model yet, or all the same: this batch is spread over the pool by its "
+                "features alone"
             )
         lines += made.notes.get("worth", ())
         if out is not None:
@@ -197,23 +203,60 @@ def select(
         _say(json, {**asdict(made), "again": again, "out": str(out) if out else None}, *lines)
 
 
+def _check_batch_file(project: Project, out: Path) -> None:
+    project.check_not_pool(out)
+    if out.suffix.lower() != ".csv":
+        raise InputError(f"{out} should end in .csv")
+    if not out.absolute().parent.is_dir():
+        raise InputError(f"there is no folder {out.parent} to write {out.name} into")
+    project.check_replaceable(out)
+    len(project.pool)  # raises where it is gone, or another by now
+
+
+def _write_batch(project: Project, batch: Sequence[Chosen], out: Path) -> None:
+    from coresift.labelling.files import write_batch
+
+    described = project.describe([one.position for one in batch])
+    rows = [
+        {"id": one.id, "rank": str(one.rank), **columns}
+        for one, columns in zip(batch, described, strict=True)
+    ]
+    write_batch(out, project.target, rows)
+
+
+def pending(
+    project: ProjectFolder,
+    out: Annotated[Path, typer.Option(help="The CSV file to write for the annotators.")],
+    json: Json = False,
+) -> None:
+    """Write all items that are out once more, of whatever round."""
+    from coresift.labelling.project import Project
+
+    with Project(project) as opened:
+        _check_batch_file(opened, out)
+        waiting = opened.pending()
+        _write_batch(opened, waiting, out)
+    _say(json, {"pending": len(waiting), "out": str(out)}, f"{len(waiting)} items that are out: {out}")
+
+
 def ingest(
     project: ProjectFolder,
     file: Annotated[Path, typer.Argument(help="A CSV file with ids and labels.")],
+    wait: Annotated[float, typer.Option(help="Seconds to wait for another program that is writing.")] = 10.0,
     json: Json = False,
 ) -> None:
     """Take labels in; a file may be partial, and may come twice."""
     from coresift.labelling.project import Project
 
     with Project(project) as opened:
-        changed = asdict(opened.ingest_file(file))
+        changed = asdict(opened.ingest_file(file, wait))
         counts = opened.ledger.counts()
         words = {
             "new": "new labels",
             "corrected": "corrections",
             "skipped": "skipped",
             "same": "known already",
-            "outdated": "older than what is known",
+            "outdated": "older than what is known, and left out",
         }
         said = ", ".join(f"{changed[name]} {word}" for name, word in words.items() if changed[name])
         _say(
@@ -284,7 +327,11 @@ def report(
 
     path = out or project / "report.html"
     with Project(project) as opened:
-        write_project_report(overview(opened), path)
+        opened.check_not_pool(path)
+        try:
+            write_project_report(overview(opened), path)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}") from None
     _say(json, {"report": str(path)}, f"written to {path}")
     if show:
         typer.launch(str(path))
@@ -300,7 +347,11 @@ def export(
     from coresift.labelling.project import Project
 
     with Project(project) as opened:
-        facts = write_export(opened, out)
+        opened.check_not_pool(out)
+        try:
+            facts = write_export(opened, out)
+        except OSError as error:
+            raise InputError(f"cannot write {out}: {error.strerror}") from None
     _say(
         json,
         {**facts, "out": str(out)},
@@ -318,7 +369,8 @@ def reopen(
 
     with Project(project) as opened:
         count = opened.reopen(_ids(items))
-    _say(json, {"reopened": count}, f"{count} items may be chosen again")
+    kept = "" if count == len(set(_ids(items))) else "; the others were not pending, skipped or excluded"
+    _say(json, {"reopened": count}, f"{count} items may be chosen again{kept}")
 
 
 TokenFile = Annotated[

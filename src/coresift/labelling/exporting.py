@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def write_export(project: Project, path: Path) -> dict[str, int]:
-    """Write all items: their labels, predictions where there are none, and what the pool says of them.
+    """Write all items: their labels, predictions where there are none, and what is learned from.
+
+    Dates are numbers, as the model sees them.
 
     Parameters
     ----------
@@ -99,10 +101,9 @@ def _blocks(project: Project) -> Iterator[dict[str, Any]]:
             "who": [None if one is None else one.who for one in known],
             "at": [None if one is None else one.at for one in known],
         }
-        for place, name in enumerate(pool.numbers):
-            columns.setdefault(name, block.numbers[:, place])
-        for place, name in enumerate(pool.categories):
-            columns.setdefault(name, block.categories[:, place].tolist())
+        own = {name: block.numbers[:, place] for place, name in enumerate(pool.numbers)}
+        own |= {name: block.categories[:, place].tolist() for place, name in enumerate(pool.categories)}
+        columns |= {f"item {name}" if name in columns else name: values for name, values in own.items()}
         if len(block.texts):
             columns.setdefault(pool.reading.text or "text", list(block.texts))
         if len(block.images):

@@ -54,7 +54,7 @@ def write_batch(path: Path, target: str, rows: Sequence[Mapping[str, str]]) -> N
     """
     if path.suffix.lower() != ".csv":
         raise InputError(f"cannot write {path}: its name should end in .csv")
-    taken = {name for names in _parts(target).values() for name in names}
+    taken = {name for names in answer_parts(target).values() for name in names}
     others = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "id"]
     header = ["id", target, "skip", "who"]
     header += [f"item {name.strip()}" if name.strip() in taken else name for name in others]
@@ -106,7 +106,7 @@ def read_answers(
     ids : tells for each id whether it is known.
     classes : the labels that are allowed; ``None`` for any.
     """
-    columns, rows = _read_rows(path, _parts(target))
+    columns, rows = _read_rows(path, answer_parts(target))
     allowed = None if classes is None else dict.fromkeys(classes)  # fast to look in, and in their order
     found: dict[str, Answer] = {}
     numbers: dict[str, int] = {}
@@ -120,7 +120,7 @@ def read_answers(
             continue
         label = None
         if not skipped:
-            label = _number(where, text) if task == "regression" else _class(where, text, allowed)
+            label = plain_number(where, text) if task == "regression" else _class(where, text, allowed)
         at = _time(path, row, columns["at"]) if row.at.strip() else None
         answer = Answer(name, label, _unguarded(row.who.strip()).strip() or None, at)
         earlier, number = found.setdefault(name, answer), numbers.setdefault(name, row.number)
@@ -148,7 +148,7 @@ def _needs_guard(cell: str) -> bool:
     return _FORMULA.match(bare) is not None and not _NUMBER.fullmatch(bare)
 
 
-def _parts(target: str) -> dict[str, tuple[str, ...]]:
+def answer_parts(target: str) -> dict[str, tuple[str, ...]]:
     """The parts of an answer, and the columns that each may stand in, the first that is there."""
     parts = {
         "id": ("id",),
@@ -270,7 +270,7 @@ def _known_ids(path: Path, rows: Sequence[_Row], ids: Callable[[Sequence[str]], 
     return names
 
 
-def _number(where: str, text: str) -> str:
+def plain_number(where: str, text: str) -> str:
     """The number in its shortest form."""
     if not _NUMBER.fullmatch(text):
         separated = _NUMBER.fullmatch(re.sub(r"[,'\u2019\s]", "", text)) is not None

@@ -70,7 +70,7 @@ class Labelled:
     label : the number or the class, as text.
     who, at : who gave it and when, as far as is known.
     round : the latest round that asked for it; 0 where nobody did.
-    event : the place of the label in the order of events.
+    first : whether it was there when the project began.
     """
 
     position: int
@@ -78,7 +78,7 @@ class Labelled:
     who: str | None
     at: str
     round: int
-    event: int
+    first: bool
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,14 @@ class Ledger:
 
     @classmethod
     def create(
-        cls, path: Path, ids: Iterable[str], facts: Mapping[str, Any], known: Mapping[int, str]
+        cls,
+        path: Path,
+        ids: Sequence[str],
+        facts: Mapping[str, Any],
+        known: Mapping[int, str],
+        answers: Sequence[Answer] = (),
+        source: str = "",
+        fingerprint: str | None = None,
     ) -> Ledger:
         """A new ledger, complete or not there at all.
 
@@ -141,6 +148,7 @@ class Ledger:
         ids : of the items, in the order of the pool.
         facts : to remember.
         known : labels that are there from the start, by position.
+        answers, source, fingerprint : further ones from a file, as in `add_answers`.
         """
         new = path.with_name(path.name + ".new")
         new.unlink(missing_ok=True)
@@ -153,12 +161,25 @@ class Ledger:
                 "INSERT INTO facts (at, key, value) VALUES (?, ?, ?)",
                 [(at, key, json.dumps(value)) for key, value in facts.items()],
             )
-            if known:
-                connection.execute("INSERT INTO imports (at, source) VALUES (?, 'the pool')", (at,))
-                connection.executemany(
-                    "INSERT INTO events (at, position, kind, import, label) VALUES (?, ?, 'labelled', 1, ?)",
-                    ((at, position, label) for position, label in known.items()),
-                )
+            places = {id_: position for position, id_ in enumerate(ids)} if answers else {}
+            events: list[tuple[Any, ...]] = [
+                (1, position, "labelled", label, None, None) for position, label in known.items()
+            ]
+            for one in answers:
+                kind = "skipped" if one.label is None else "labelled"
+                events.append((2, places[one.id], kind, one.label, one.who, one.at))
+            # Both are there in any case: labels of the first two are those that nobody asked for.
+            connection.executemany(
+                "INSERT INTO imports (at, source, fingerprint) VALUES (?, ?, ?)",
+                [(at, "the pool", None), (at, source, fingerprint)],
+            )
+            connection.executemany(
+                f"""
+                INSERT INTO events (at, import, position, kind, label, who, said_at)
+                VALUES ('{at}', ?, ?, ?, ?, ?, ?)
+                """,
+                events,
+            )
             for table in ("facts", "items", "rounds", "imports", "events"):
                 for change in ("UPDATE", "DELETE"):
                     connection.execute(
@@ -234,14 +255,14 @@ class Ledger:
         """All labels as they stand, in the order in which they came."""
         rows = self._rows(
             f"""
-            SELECT position, label, who, COALESCE(said_at, at), event,
+            SELECT position, label, who, COALESCE(said_at, at), import <= 2,
                 (SELECT MAX(round) FROM events AS asked WHERE asked.position = events.position)
             FROM events WHERE event IN ({_LATEST}) AND kind = 'labelled' ORDER BY event
             """
         )
         return [
-            Labelled(position, label, who, at, asked or 0, event)
-            for position, label, who, at, event, asked in rows
+            Labelled(position, label, who, at, asked or 0, bool(first))
+            for position, label, who, at, first, asked in rows
         ]
 
     def pending(self) -> list[tuple[int, Chosen]]:
@@ -352,8 +373,7 @@ class Ledger:
         source : where they come from, such as the name of a file.
         fingerprint : of the file.
         """
-        if fingerprint is not None and self.knows_file(fingerprint):
-            return Ingested(same=len(answers))
+        again = fingerprint is not None and self.knows_file(fingerprint)
         positions = self.positions([answer.id for answer in answers])
         count = dict.fromkeys(("new", "same", "corrected", "skipped", "outdated"), 0)
         at, events = now(), []
@@ -361,11 +381,13 @@ class Ledger:
             if position is None:
                 raise InputError(f"{source}: there is no item {answer.id!r} in the pool")
             outcome = self._outcome(answer, position)
+            if again and outcome != "same":
+                outcome = "outdated"
             count[outcome] += 1
             if outcome not in ("same", "outdated"):
                 kind = "skipped" if answer.label is None else "labelled"
                 events.append((at, position, kind, answer.label, answer.who, answer.at))
-        if events or fingerprint is not None:
+        if events or (fingerprint is not None and not again):
             with self._adding():
                 cursor = self._connection.execute(
                     "INSERT INTO imports (at, source, fingerprint) VALUES (?, ?, ?)",

@@ -30,10 +30,8 @@ def default_model(task: Task, num_labels: int, seed: int) -> EnsembleClassifier 
     """
     epochs = max(min(60, 60 * _MANY // max(num_labels, 1)), _LEAST_EPOCHS)
     if task == "classification":
-        return EnsembleClassifier(num_members=10, epochs=epochs, random_state=seed, progress=False)
-    return NeuralLinearRegressor(
-        num_members=5, epochs=epochs, calibration_folds=3, random_state=seed, progress=False
-    )
+        return EnsembleClassifier(num_members=10, epochs=epochs, random_state=seed)
+    return NeuralLinearRegressor(num_members=5, epochs=epochs, calibration_folds=3, random_state=seed)
 
 
 def quick_model(task: Task, num_labels: int, seed: int) -> EnsembleClassifier | NeuralLinearRegressor:
@@ -45,7 +43,7 @@ def quick_model(task: Task, num_labels: int, seed: int) -> EnsembleClassifier | 
     usual = min(2 ** int(math.log2(max(num_labels // 2, 2))), 512)  # as `Trainer` has it
     even = math.ceil(num_labels / max(num_labels // usual, 1))
     model = default_model(task, num_labels, seed)
-    model.set_params(num_members=1, batch_size=even)
+    model.set_params(num_members=1, batch_size=even, progress=False)
     if task == "regression":
         model.set_params(calibration_folds=0, regularisation=2)
     return model

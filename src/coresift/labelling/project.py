@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 import coresift
 from coresift.labelling.choose import Limits, asker, choose_within, stands_for
 from coresift.labelling.features import write_features
-from coresift.labelling.files import read_answers
+from coresift.labelling.files import answer_parts, plain_number, read_answers
 from coresift.labelling.ledger import NAME as LEDGER
 from coresift.labelling.ledger import Ingested, Labelled, Ledger, now
 from coresift.labelling.model import MODEL_NAMES, default_model
@@ -30,6 +30,8 @@ from coresift.strategies import DEFAULT, find_strategy, select
 from coresift.types import Index, InputError
 
 FEATURES, LOCK = "features.npy", ".lock"
+# Names of columns that exports have beside the target.
+RESERVED = ("state", "predicted", "probability", "deviation")
 # With fewer labels than this a model knows too little to choose by.
 LEAST_LABELS = 10
 # Spread over the features alone, by points in the middle of others: oddities teach a first model little.
@@ -65,7 +67,8 @@ class Settings:
     features : what was made of the pool, in words.
     fingerprint : of the pool.
     seed : of everything that is drawn.
-    hand_picked : whether labels that nobody asked for were picked by hand, and not drawn at random.
+    hand_picked : whether labels that were there at first were picked by hand, and not drawn at random.
+    stamp : sizes and times of the pool's files: while they are the same, so is the pool.
     """
 
     reading: Reading
@@ -77,6 +80,7 @@ class Settings:
     fingerprint: str
     seed: int
     hand_picked: bool = False
+    stamp: str = ""
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> Settings:
@@ -123,7 +127,7 @@ class Request:
             raise InputError("say how many items with --batch-size, or what they may cost with --budget")
         for name in ("batch_size", "budget", "per_group", "candidates"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"--{name.replace('_', '-')} is {value}, expected a number above zero")
         find_strategy(self.strategy)
 
@@ -170,27 +174,42 @@ class Project:
             raise InputError(f"{folder} is a project already; go on with coresift select, or name another")
         if reading.target is None:
             raise InputError("say what is to be learned: --target COLUMN")
-        folder.mkdir(parents=True, exist_ok=True)
+        answer_parts(reading.target)  # raises for a name that answers need
+        if reading.target in RESERVED:
+            raise InputError(f"--target is {reading.target!r}, which is a column of exports; rename it")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot make the folder {folder}: {error.strerror}") from None
         with _writing(folder):
             pool = open_pool(reading)
             known = {
                 position: label for position, label in enumerate(pool.targets() or ()) if label is not None
             }
             ids = pool.ids()
-            answers = []
-            if labels is not None:
-                # As text first: they may be what tells the task.
-                among = set(ids)
-                answers = read_answers(
+            among = set(ids)
+
+            def read(task: Task) -> list[Answer]:
+                if labels is None or reading.target is None:
+                    return []
+                return read_answers(
                     labels,
                     target=reading.target,
-                    task=task or "classification",
+                    task=task,
                     ids=lambda some: [one in among for one in some],
                     classes=classes,
                 )
-            task = task or _guess_task([*known.values(), *(one.label for one in answers if one.label)])
+
+            # As text first: they may be what tells the task.
+            answers = read(task or "classification")
+            guess = [*known.values(), *(one.label for one in answers if one.label)]
+            task = task or _guess_task(guess, reading.target, pool.targets() is not None)
             if task == "regression":
-                _check_numbers(known, reading.target)
+                answers = read(task)
+                known = {
+                    position: plain_number(f"row {position} of the pool, column {reading.target!r}", label)
+                    for position, label in known.items()
+                }
             if classes is not None:
                 _check_classes(known, classes, task)
             facts = write_features(pool, folder / FEATURES, embedding=embedding, seed=seed)
@@ -204,11 +223,11 @@ class Project:
                 fingerprint=pool.fingerprint(),
                 seed=seed,
                 hand_picked=hand_picked,
+                stamp=_stamp(Path(pool.reading.path)),
             )
             facts_kept = {"settings": asdict(settings), "coresift": coresift.__version__}
-            with Ledger.create(folder / LEDGER, ids, facts_kept, known) as ledger:
-                if labels is not None:
-                    ledger.add_answers(answers, labels.name, _fingerprint_of(labels))
+            source = () if labels is None else (answers, labels.name, _fingerprint_of(labels))
+            Ledger.create(folder / LEDGER, ids, facts_kept, known, *source).close()
         return cls(folder)
 
     def close(self) -> None:
@@ -240,8 +259,14 @@ class Project:
 
     @cached_property
     def pool(self) -> ItemPool:
-        """The items as people know them."""
-        return open_pool(self.settings.reading)
+        """The items as people know them; an error where they are no longer those of the beginning."""
+        pool, path = open_pool(self.settings.reading), Path(self.settings.reading.path)
+        if _stamp(path) != self.settings.stamp and pool.fingerprint() != self.settings.fingerprint:
+            raise InputError(
+                f"{path} has changed since the project began, and its rows may be others now; put it back as "
+                "it was, or begin a new project with it"
+            )
+        return pool
 
     @cached_property
     def features(self) -> npt.NDArray[np.float32]:
@@ -278,9 +303,9 @@ class Project:
 
     # Answers.
 
-    def ingest_file(self, path: Path) -> Ingested:
+    def ingest_file(self, path: Path, wait: float = 10.0) -> Ingested:
         """Take labels in from a file."""
-        with self.writing(wait=10.0):
+        with self.writing(wait):
             return self.ledger.add_answers(self._answers(path), path.name, _fingerprint_of(path))
 
     def _answers(self, path: Path) -> list[Answer]:
@@ -292,14 +317,21 @@ class Project:
             classes=self.classes,
         )
 
-    def check_replaceable(self, path: Path) -> None:
-        """Raise where a batch would be written over the pool, or over answers that are not taken in yet."""
+    def check_not_pool(self, path: Path) -> None:
+        """Raise where something would be written over the pool."""
         if path.resolve() == Path(self.settings.reading.path).resolve():
             raise InputError(f"{path} is the pool; name another file")
+
+    def check_replaceable(self, path: Path) -> None:
+        """Raise where a batch would be written over the pool, or over answers that are not taken in yet."""
+        if not path.exists():
+            return
         try:
             answers = self._answers(path)
         except InputError:
-            return  # not answers of this project
+            raise InputError(
+                f"{path} is there and is no batch to write over; mend it, remove it, or name another file"
+            ) from None
         if answers and not self.ledger.knows_file(_fingerprint_of(path)):
             raise InputError(
                 f"{path} has answers in it: take them in with coresift ingest, or name another file"
@@ -437,6 +469,11 @@ class Project:
         """Positions of the batch, how many items were looked at, and how many each stands for."""
         states = self.ledger.states()
         first, closed = (self._positions(ids) for ids in (request.must_include, request.exclude))
+        for position in closed:
+            if states.get(position) == "labelled":
+                raise InputError(
+                    f"item {self.ledger.ids([position])[0]!r} has a label and cannot be excluded"
+                )
         for position in first:
             if states.get(position, "unlabelled") != "unlabelled" or position in closed:
                 raise InputError(
@@ -486,8 +523,15 @@ class Project:
         """What the batch is worth, in words and curves."""
         if model is None:
             return {}
-        by_chance = [one.number for one in self.ledger.rounds() if one.strategy == "random"]
-        by_chance += [] if self.settings.hand_picked else [0]
+        by_chance = {one.number: one for one in self.ledger.rounds() if one.strategy == "random"}
+
+        def drawn(one: Labelled) -> bool:
+            """Whether a label is one of a random part of the pool."""
+            if one.round not in by_chance:
+                return one.first and one.round == 0 and not self.settings.hand_picked
+            fixed = by_chance[one.round].asked["must_include"]
+            return not fixed or self.ledger.ids([one.position])[0] not in fixed
+
         asked = np.array([one.round for one in found])
         some = np.random.default_rng(seed).choice(
             len(self.features), min(5000, len(self.features)), replace=False
@@ -497,7 +541,7 @@ class Project:
             self.rows([one.position for one in found]),
             values,
             asked,
-            np.isin(asked, by_chance),
+            np.array([drawn(one) for one in found]),
             self.task,
             batch_size=len(batch),
             information=share,
@@ -567,7 +611,7 @@ class Project:
         for id_, position in zip(ids, found, strict=True):
             if position is None:
                 raise InputError(f"there is no item {id_!r} in the pool")
-        return [position for position in found if position is not None]
+        return list(dict.fromkeys(position for position in found if position is not None))
 
     def _fingerprint(self, found: Sequence[Labelled]) -> str:
         """Of the pool and of the labels."""
@@ -590,6 +634,16 @@ def predicted(model: Any, task: Task, rows: npt.NDArray[np.float32]) -> Iterator
             yield from zip(names, probs.max(1).tolist(), strict=True)
 
 
+def _stamp(path: Path) -> str:
+    """Sizes and times of the files of a pool."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    found = [(str(file.relative_to(path)), file.stat()) for file in files if file.is_file()]
+    digest = hashlib.sha256()
+    for name, about in found:
+        digest.update(f"{name} {about.st_size} {about.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
 def _fingerprint_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -601,34 +655,24 @@ def _writing(folder: Path, wait: float = 0.0) -> Iterator[None]:
         with FileLock(folder / LOCK, timeout=wait):
             yield
     except Timeout:
-        raise BusyError(
-            f"another program is writing to {folder}; wait for it to end, or pass --wait SECONDS"
-        ) from None
+        raise BusyError(f"another program is writing to {folder}; wait for it to end") from None
 
 
-def _guess_task(known: Sequence[str]) -> Task:
-    """What labels look like; many different numbers are a regression."""
+def _guess_task(known: Sequence[str], target: str, there: bool) -> Task:
+    """What labels look like: words and few whole numbers are classes, others numbers."""
+    which = "say --task regression or --task classification"
     if not known:
-        raise InputError("the pool has no labels to tell by; say --task regression or --task classification")
+        missing = "" if there else f", and no column {target!r}"
+        raise InputError(f"the pool has no labels to tell by{missing}; {which}")
     try:
         numbers = {float(label) for label in known}
     except ValueError:
         return "classification"
-    whole = all(number.is_integer() for number in numbers)
-    return "classification" if whole and len(numbers) <= 20 else "regression"
-
-
-def _check_numbers(known: Mapping[int, str], target: str) -> None:
-    for position, label in known.items():
-        try:
-            good = np.isfinite(float(label))
-        except ValueError:
-            good = False
-        if not good:
-            raise InputError(
-                f"row {position} of the pool, column {target!r}: {label!r} is not a number; mend it, or say "
-                "--task classification"
-            )
+    if len(numbers) > 20 or not all(number.is_integer() for number in numbers):
+        return "regression"
+    if 2 * len(numbers) > len(known):
+        raise InputError(f"{len(numbers)} different whole numbers may be classes or not; {which}")
+    return "classification"
 
 
 def _check_classes(known: Mapping[int, str], classes: Sequence[str], task: Task) -> None:

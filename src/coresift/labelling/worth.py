@@ -29,6 +29,8 @@ _LEAST_RANDOM = 50
 # The smallest set that a point of a curve is trained on.
 _LEAST_COUNT = 10
 _MOST_COUNTS = 5
+# Labels that are looked at.
+_MOST_LABELS = 3000
 _FOLDS = 5
 # Sets drawn at random for each fold; one alone may be lucky.
 _DRAWS = 3
@@ -149,6 +151,10 @@ def worth(
         )
     order = np.argsort(rounds, kind="stable")  # answers may come late
     x, y, rounds, random_rows = (np.asarray(part)[order] for part in (x, y, rounds, random_rows))
+    num_labels = len(y)
+    if num_labels > _MOST_LABELS:  # these tell as well, in seconds
+        kept = np.sort(np.random.default_rng(seed).choice(num_labels, _MOST_LABELS, replace=False))
+        x, y, rounds, random_rows = (part[kept] for part in (x, y, rounds, random_rows))
     sentences = []
     if information is not None:
         sentences.append(
@@ -165,7 +171,7 @@ def worth(
     tested = np.flatnonzero(random_rows) if fair else np.arange(len(y))
     tester = _Tester(x, y, _folds(tested, len(y), generator), task, seed)
     ordered = [tester.test([np.arange(count)]) for count in _counts(rounds)]
-    now, after = len(y), len(y) + batch_size
+    now, after = num_labels, num_labels + batch_size
     targets = [*sorted({*(one.labels for one in ordered), now, after}), 2 * now]
     draws = learning_curves(*tester.replicates(ordered, generator), targets, generator)
     fitted, gains = _points(targets[:-1], draws), 1 - draws[:, -1] / draws[:, targets.index(now)]
