@@ -25,7 +25,8 @@ from coresift.labelling.project import Project
 
 def coresift(*words: object) -> None:
     """Run a command."""
-    app([str(word) for word in words], standalone_mode=False)
+    if app([str(word) for word in words], standalone_mode=False):
+        raise SystemExit("a command failed")  # else what an earlier one left would be taken for its result
 
 
 def answer(batch: Path, labels: np.ndarray) -> None:
@@ -56,7 +57,9 @@ def main() -> None:
         rng = np.random.default_rng(seed)
         first = rng.choice(len(y), 100, replace=False)
         tested = rng.choice(len(y) // 2, 50_000, replace=False) * 2 + 1
-        project, known, batch = folder / f"project-{seed}", folder / "known.csv", folder / "batch.csv"
+        project, known, batch = (
+            folder / name for name in (f"project-{seed}", f"known-{seed}.csv", f"batch-{seed}.csv")
+        )
         known.write_text("id,cover\n" + "".join(f"{row},{y[row]}\n" for row in first), encoding="utf-8")
         words = ["--target", "cover", "--task", "classification", "--labels", known, "--seed", seed]
         coresift("init", project, "--pool", folder / "pool.parquet", *words)
