@@ -176,7 +176,9 @@ def test_experiments_can_be_read(path):
     assert experiment.data and experiment.methods
 
 
-def test_an_experiment_from_files_to_the_report(tmp_path, monkeypatch):
+@pytest.fixture
+def small_experiment(tmp_path, monkeypatch):
+    """On 240 images in a file, two methods, two seeds and two rounds."""
     x, y = pictures(360, 6)
     train, test = x[:240].numpy(), x[240:].numpy()
     np.savez(tmp_path / "cifar10.npz", x=train, y=y[:240], test_x=test, test_y=y[240:])
@@ -208,9 +210,44 @@ def test_an_experiment_from_files_to_the_report(tmp_path, monkeypatch):
         least_steps = 20
         """
     )
-    run_experiment(Experiment.load(config), tmp_path / "results", folder=tmp_path)
+    return Experiment.load(config)
+
+
+def test_an_experiment_from_files_to_the_report(small_experiment, tmp_path):
+    run_experiment(small_experiment, tmp_path / "results", folder=tmp_path)
     write_report(tmp_path / "results")
     text = (tmp_path / "results" / "tables.md").read_text(encoding="utf-8")
     assert "accuracy at 60 labels" in text and "k-medoids" in text
     settings = Log(tmp_path / "results" / "cifar10" / "random.jsonl").settings()
     assert settings["model"]["width"] == 4 and settings["model"]["flip"] is True
+
+
+def test_more_seeds_and_methods_later(small_experiment, tmp_path, monkeypatch):
+    trained, torn = [], tmp_path / "torn"
+    fit_many = NeuralLinearClassifier.fit_many
+
+    def counted(self, sets, seeds):
+        trained.extend(len(x) for x, _ in sets)
+        return fit_many(self, sets, seeds)
+
+    def rounds(folder):
+        found = {name: Log(folder / "cifar10" / f"{name}.jsonl").rounds() for name in ("random", "k-medoids")}
+        return {
+            (name, seed): [replace(turn, fit_seconds=0.0, select_seconds=0.0) for turn in turns]
+            for name, seeds in found.items()
+            for seed, turns in sorted(seeds.items())
+        }
+
+    monkeypatch.setattr(NeuralLinearClassifier, "fit_many", counted)
+    run_experiment(small_experiment, tmp_path / "whole", folder=tmp_path)
+    # What the first method began with is not trained again for the second.
+    assert trained == [40, 60, 40, 60, 60, 60]
+
+    trained.clear()
+    run_experiment(replace(small_experiment.only(methods=["random"]), seeds=1), torn, folder=tmp_path)
+    log = torn / "cifar10" / "random.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))  # killed in its second fit
+    run_experiment(small_experiment, torn, folder=tmp_path)
+    run_experiment(replace(small_experiment, seeds=1), torn, folder=tmp_path)  # nothing is lost by that
+    assert trained == [40, 60, 60, 40, 60, 40, 60, 60]
+    assert rounds(torn) == rounds(tmp_path / "whole")

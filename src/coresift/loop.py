@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -190,6 +190,11 @@ class Simulation:
     def _test_size(self) -> int:
         return round(self.test_share * len(self.x)) if self.num_test is None else self.num_test
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether ``fit_many`` trains one model after the other, as it does on images of bytes."""
+        return str(self.x.dtype).endswith("uint8")
+
     def _order(self, seed: int) -> Index:
         """(N,) the rows, those for testing first."""
         if self.num_test is None:
@@ -227,15 +232,20 @@ class Simulation:
         return min(state.method.refit_every or self.batch, left_in_batch, open_labels)
 
 
-def step(simulation: Simulation, states: Sequence[State]) -> tuple[list[State], list[Round]]:
-    """One turn for each of several runs; their models are trained as one computation."""
-    sets = []
-    for state in states:
-        rows, labels = simulation.known(state)
-        sets.append((simulation.x[rows], labels))
-    began = time.perf_counter()
-    models = simulation.model.fit_many(sets, [_seed(state, 0) for state in states])
-    share = (time.perf_counter() - began) / len(states)
+# Models of the first labels by their seed, and the seconds each took.
+Begun: TypeAlias = dict[int, tuple[Any, float]]
+
+
+def step(
+    simulation: Simulation, states: Sequence[State], begun: Begun | None = None
+) -> tuple[list[State], list[Round]]:
+    """One turn for each of several runs; their models are trained as one computation.
+
+    Parameters
+    ----------
+    begun : keeps the models of the first labels: all methods begin with the same, so it is trained once.
+    """
+    models, shares = _fit(simulation, states, {} if begun is None else begun)
     small = len(simulation.x) < SMALL_POOL
     posteriors = [model.posterior_ for model in models]
     if small and simulation.model.device != "cpu":
@@ -248,8 +258,26 @@ def step(simulation: Simulation, states: Sequence[State]) -> tuple[list[State], 
         look(simulation, state, posterior, getattr(model, "classes_", None), threads)
         for state, model, posterior in zip(states, models, posteriors, strict=True)
     )
-    rounds = [replace(turn, fit_seconds=share) for turn in rounds]
+    rounds = [replace(turn, fit_seconds=share) for turn, share in zip(rounds, shares, strict=True)]
     return [state.after(turn) for state, turn in zip(states, rounds, strict=True)], rounds
+
+
+def _fit(simulation: Simulation, states: Sequence[State], begun: Begun) -> tuple[list[Any], list[float]]:
+    """A model for each state, and the seconds that it took."""
+    first = {state.seed: state for state in states if state.fits == 0 and state.seed not in begun}
+    needed = [*first.values(), *(state for state in states if state.fits > 0)]
+    found: list[tuple[Any, float]] = []
+    if needed:
+        known = [simulation.known(state) for state in needed]
+        sets = [(simulation.x[rows], labels) for rows, labels in known]
+        start = time.perf_counter()
+        models = simulation.model.fit_many(sets, [_seed(state, 0) for state in needed])
+        share = (time.perf_counter() - start) / len(needed)
+        found = [(model, share) for model in models]
+    begun |= dict(zip(first, found, strict=False))
+    later = iter(found[len(first) :])
+    both = [begun[state.seed] if state.fits == 0 else next(later) for state in states]
+    return [model for model, _ in both], [share for _, share in both]
 
 
 def run(simulation: Simulation, states: Sequence[State]) -> Iterator[list[Round]]:

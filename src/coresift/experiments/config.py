@@ -178,7 +178,8 @@ class Experiment:
             "batch": self.batch,
             "budget": self.budget,
             "test_share": self.test_share,
-            "seeds": self.seeds,
+            # Runs that do not go side by side are the same with more of them.
+            **({} if simulation.one_by_one else {"seeds": self.seeds}),
         }
 
     def _instead(self, data: str) -> list[str]:

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 import coresift
 from coresift.experiments.config import Experiment
 from coresift.experiments.store import Log
-from coresift.loop import Round, Simulation, State, step
+from coresift.loop import Begun, Round, Simulation, State, step
 from coresift.report.figures import standard_error
 from coresift.types import InputError
 
@@ -69,54 +69,62 @@ def run_experiment(
                 log.open({**experiment.settings(data, name, simulation), **beside}, _made(device))
         for data, simulation in simulations.items():
             groups = [logs[data]] if together else [{name: log} for name, log in logs[data].items()]
+            begun: Begun = {}
             for group in groups:
-                _run_group(experiment, data, simulation, group)
+                _run_group(experiment, data, simulation, group, begun)
 
 
-def _run_group(experiment: Experiment, data: str, simulation: Simulation, logs: Mapping[str, Log]) -> None:
+def _run_group(
+    experiment: Experiment, data: str, simulation: Simulation, logs: Mapping[str, Log], begun: Begun
+) -> None:
     states: dict[Run, State] = {
         (name, seed): simulation.begin(experiment.methods[name], seed)
         for name in logs
         for seed in range(experiment.seeds)
     }
-    last: dict[Run, Round] = {}
-    for rounds in _recorded(logs, states):
-        last |= rounds
+    side_by_side = [[run] for run in states] if simulation.one_by_one else [list(states)]
+    last = _recorded(logs, states, side_by_side)
     with _display(data, list(logs), simulation) as show:
         if last:
             show(states, last)
-        while alive := [run for run, state in states.items() if not state.done]:
-            after, turns = step(simulation, [states[run] for run in alive])
-            found = dict(zip(alive, turns, strict=True))
-            for name, log in logs.items():
-                log.append({seed: turn for (method, seed), turn in found.items() if method == name})
-            states |= dict(zip(alive, after, strict=True))
-            last |= found
-            show(states, last)
+        for runs in side_by_side:
+            while alive := [run for run in runs if not states[run].done]:
+                after, turns = step(simulation, [states[run] for run in alive], begun)
+                found = dict(zip(alive, turns, strict=True))
+                for name, log in logs.items():
+                    log.append({seed: turn for (method, seed), turn in found.items() if method == name})
+                states |= dict(zip(alive, after, strict=True))
+                last |= found
+                show(states, last)
 
 
-def _recorded(logs: Mapping[str, Log], states: dict[Run, State]) -> Iterator[dict[Run, Round]]:
-    """Move the states through the turns that are written down for all runs, and drop what is beyond."""
-    written = {(name, seed): rounds for name, log in logs.items() for seed, rounds in log.rounds().items()}
-    kept: dict[Run, list[Round]] = {run: [] for run in states}
-    turn = 0
-    while alive := [run for run, state in states.items() if not state.done]:
-        if not all(turn < len(written.get(run, ())) for run in alive):
-            break
-        rounds = {run: written[run][turn] for run in alive}
-        for run, found in rounds.items():
-            state = states[run]
-            if (found.fits, found.labels) != (state.fits, len(state.labelled)):
-                raise InputError(
-                    f"{logs[run[0]].path} is damaged: seed {run[1]} has fit {found.fits} with {found.labels} "
-                    f"labels after {state.fits} fits and {len(state.labelled)} labels; remove that file"
-                )
-            states[run] = state.after(found)
-            kept[run].append(found)
-        turn += 1
-        yield rounds
+def _recorded(
+    logs: Mapping[str, Log], states: dict[Run, State], side_by_side: Sequence[Sequence[Run]]
+) -> dict[Run, Round]:
+    """Move the states through the turns that are written down for all runs that go side by side, and drop
+    what is beyond; the last round of each run.
+    """
+    kept = {(name, seed): rounds for name, log in logs.items() for seed, rounds in log.rounds().items()}
+    for runs in side_by_side:
+        written = {run: kept.get(run, []) for run in runs}
+        turn = 0
+        while alive := [run for run in runs if not states[run].done]:
+            if not all(turn < len(written[run]) for run in alive):
+                break
+            for run in alive:
+                state, found = states[run], written[run][turn]
+                if (found.fits, found.labels) != (state.fits, len(state.labelled)):
+                    raise InputError(
+                        f"{logs[run[0]].path} is damaged: seed {run[1]} has fit {found.fits} with "
+                        f"{found.labels} labels after {state.fits} fits and {len(state.labelled)} labels; "
+                        "remove that file"
+                    )
+                states[run] = state.after(found)
+            turn += 1
+        kept |= {run: written[run][:turn] for run in runs}
     for name, log in logs.items():
         log.cut({seed: rounds for (method, seed), rounds in kept.items() if method == name})
+    return {run: kept[run][-1] for run in states if kept[run]}
 
 
 @contextmanager
