@@ -159,3 +159,14 @@ def test_errors():
         quick(network=nn.Unflatten(1, (1, 2))).fit(x, y)
     with pytest.raises(ValueError, match="continuous"):
         quick().fit(x, np.linspace(0, 1, 12))
+
+
+def test_features_that_have_died_are_spoken_of():
+    x, y = blobs(60, 3)
+    network = nn.Sequential(nn.Linear(2, 30), nn.ReLU())
+    with pytest.warns(
+        UserWarning, match=r"only 0 of the network's 30 features .* smaller learning_rate"
+    ) as seen:
+        quick(network=network, learning_rate=30.0, epochs=20).fit(x, y)
+    assert seen[0].filename == __file__
+    quick(network=network, epochs=5).fit(np.repeat(x[:1], 6, 0), y[:6])  # the rows are all the same

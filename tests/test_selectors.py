@@ -33,6 +33,7 @@ from coresift.spaces import (
     linear_likelihood_space,
     sampled_likelihood_space,
 )
+from coresift.spaces.centres import Centres
 from coresift.testing import check_selector, check_space
 
 SPARSE = [FrankWolfe(), FrankWolfe(start="zero"), GIGA()]
@@ -246,6 +247,23 @@ def test_many_duplicates_are_cheap():
     vectors = distinct.repeat(1, 500)
     batch = FrankWolfe().select(VectorSpace(vectors.float()), 20)
     assert len(set((batch.index % 20).tolist())) == 20
+
+
+@pytest.mark.parametrize("selector", [KCenter(), LCMD(), KMeansPlusPlus()], ids=repr)
+def test_duplicates_of_centres_are_not_searched_for(selector, monkeypatch):
+    """A model whose features have died maps all points to a few: the rest of the batch costs no scans."""
+    scans = []
+    leading, weights = Centres._leading, Centres._weights
+    monkeypatch.setattr(Centres, "_leading", lambda self, centre: scans.append(1) or leading(self, centre))
+    monkeypatch.setattr(Centres, "_weights", lambda self, *rest: scans.append(1) or weights(self, *rest))
+    vectors = random_vectors(6, 4).repeat(1, 100)
+    batch = selector.select(VectorSpace(vectors), 200)
+    assert len(set(batch.index.tolist())) == 200
+    assert {n % 4 for n in batch.index[:4].tolist()} == {0, 1, 2, 3}
+    rest = [n for n in range(400) if n not in batch.index[:4]]
+    assert batch.index[4:].tolist() == rest[:196]
+    assert len(batch.residuals) == 200 and (batch.residuals[3:] == batch.residuals[3]).all()
+    assert len(scans) < 20
 
 
 def test_zero_vectors_are_counted_and_never_chosen():

@@ -28,8 +28,13 @@ class DistanceSelector(Selector[Space]):
             residuals = None  # nobody looked, in the haste
         while not account.full:
             n = self._next(centres, generator)
-            if n is None:  # duplicates only: the first that may be chosen
-                n = int(account.open.view(torch.uint8).argmax())
+            if n is None:  # duplicates only, which change no distance: the first that may be chosen
+                rest = account.open.nonzero()[: account.budget - len(account.chosen), 0].tolist()
+                for twin in rest:
+                    account.take(twin)
+                if residuals is not None:
+                    residuals.extend([self._residual(centres)] * len(rest))
+                break
             account.take(n)
             centres.add(n)
             if residuals is not None:
