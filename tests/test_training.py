@@ -220,10 +220,30 @@ def test_nothing_is_recorded_without_the_stack(recorded, monkeypatch):
 
 def test_a_network_that_waits_counts_its_own_steps():
     data = LabelledStack.of([labelled(8, 0), labelled(4, 1)])
-    waits = [active.tolist() for _, _, active in trainer_module._Plan(data, [4, 4]).steps()]
+    waits = [active.tolist() for _, _, active in trainer_module._Plan(data, [[4, 4], [4]]).steps()]
     assert waits == [[True, True], [True, False]]
-    together = trainer_module._Plan(LabelledStack.of([labelled(8, 0), labelled(8, 1)]), [4, 4])
+    together = trainer_module._Plan(LabelledStack.of([labelled(8, 0), labelled(8, 1)]), [[4, 4]] * 2)
     assert [active for _, _, active in together.steps()] == [None, None] and together.full
+
+
+def test_mini_batches_are_even():
+    split = Trainer(batch_size=256)._split
+    assert split(10_000) == [250] * 40  # not 39 of 256 and one of 16
+    assert split(257) == [128, 129] and split(100) == [100]
+    for batch_size in range(1, 12):
+        for size in range(1, 60):
+            rows = Trainer(batch_size=batch_size)._split(size)
+            assert sum(rows) == size and max(rows) - min(rows) <= 1
+            assert max(rows) <= max(batch_size, 3)
+            assert min(rows) >= min(batch_size, size, 2)
+    # The paper's rule, with what remains.
+    assert [Trainer()._split(size) for size in (1, 2, 20, 33, 50)] == [
+        [1],
+        [2],
+        [8, 8, 4],
+        [16, 16],
+        [16, 16, 16, 2],
+    ]
 
 
 def test_errors():

@@ -130,9 +130,10 @@ class Trainer:
     ----------
     epochs : passes over each network's data.
     learning_rate, final_learning_rate : first and last of the cosine.
-    batch_size : rows of a mini-batch, at most the size of the labelled set; ``None`` is the paper's rule,
-        the largest power of two within half the set, at most 512. A last mini-batch of a single row is left
-        out, another one in each epoch.
+    batch_size : rows of a mini-batch, at most: the labelled set is split evenly, since a step by a few rows
+        is noise, and so is what batch norm makes of them. ``None`` is the paper's rule, the largest power of
+        two within half the set, at most 512, with what remains for the last mini-batch; a single row that
+        remains is left out, another one in each epoch.
     weight_decay : L2 penalty on weight matrices, ``weight_decay / 2 ||W||^2`` beside the mean loss; its
         gradient goes through Adam with the rest. In one cycle it is apart from Adam, as the share of a weight
         by which each step shrinks it, times the learning rate.
@@ -188,7 +189,7 @@ class Trainer:
         parameters = list(stack.parameters.values())
         if not parameters:
             return
-        rows, plan = data.rows, _Plan(data, [self._batch_size(size) for size in data.sizes.tolist()])
+        rows, plan = data.rows, _Plan(data, [self._split(size) for size in data.sizes.tolist()])
         adam, trained = _Adam(stack.flat), stack.trained()
         decay = (stack.decayed(self.decay_gains) * self.weight_decay).expand_as(stack.flat).contiguous()
 
@@ -238,10 +239,15 @@ class Trainer:
                     advance(1)
         stack.settle(data.x, rows)
 
-    def _batch_size(self, size: int) -> int:
+    def _split(self, size: int) -> list[int]:
+        """How many rows of a labelled set are in each mini-batch of an epoch."""
         if self.batch_size is None:
-            return int(min(2 ** int(math.log2(max(size // 2, 2))), 512, size))
-        return min(self.batch_size, size)
+            usual = min(2 ** int(math.log2(max(size // 2, 2))), 512, size)
+            whole, rest = divmod(size, usual)
+            return [usual] * whole + [rest] * (rest > 1)
+        # Batch norm has nothing to compare a single row with.
+        steps = min(math.ceil(size / self.batch_size), max(size // min(self.batch_size, 2), 1))
+        return [size * (step + 1) // steps - size * step // steps for step in range(steps)]
 
     def _rate(self, epoch: int, epochs: int) -> float:
         rising = math.ceil(_RISING * epochs) if self.schedule == "one-cycle" else 0
@@ -262,33 +268,35 @@ def take_rows(values: Tensor, index: Rows) -> Tensor:
 
 
 class _Plan:
-    """Which rows of a shuffled set are in which mini-batch: the next m each time, m for each network its own.
+    """Which rows of a shuffled set are in which mini-batch: the next ones each time, for each network.
+
+    Parameters
+    ----------
+    splits : for each network, the rows of its mini-batches.
 
     Attributes
     ----------
     full : whether no mini-batch is padded.
     """
 
-    def __init__(self, data: LabelledStack, batch_sizes: Sequence[int]) -> None:
-        sizes, batches = data.sizes.cpu()[:, None, None], torch.tensor(batch_sizes)[:, None, None]
-        # A last mini-batch of a single row is left out: batch norm has nothing to compare it with.
-        counts = ((sizes - 2) // batches + 1).clamp(min=1)
-        steps = int(counts.max())
-        column = torch.arange(max(batch_sizes))
-        place = torch.arange(steps)[:, None] * batches + column  # (S, steps, m)
-        real = (column < batches) & (place < sizes) & (torch.arange(steps)[:, None] < counts)
-        share = (real.double() / real.sum(-1, keepdim=True).clamp(min=1)).to(data.x.device, data.dtype)
-        active = real.any(-1)  # (S, steps); a network whose epoch is over waits for the others
+    def __init__(self, data: LabelledStack, splits: Sequence[Sequence[int]]) -> None:
+        pad = torch.nn.utils.rnn.pad_sequence
+        sizes = pad([torch.tensor(split) for split in splits], True)  # (S, steps)
+        starts = sizes.cumsum(1) - sizes
+        column = torch.arange(int(sizes.max()))
+        real = column < sizes[:, :, None]  # (S, steps, m)
+        share = (real / sizes[:, :, None].clamp(min=1).double()).to(data.x.device, data.dtype)
+        active = sizes > 0  # a network whose epoch is over waits for the others
         # Where one waits in any step, each counts its own in all of them.
-        taking_part = [None] * steps if bool(active.all()) else active.to(data.x.device).unbind(1)
+        taking_part = [None] * sizes.shape[1] if bool(active.all()) else active.to(data.x.device).unbind(1)
         self.full = True
         self._steps: list[tuple[Rows, Tensor, Tensor | None]] = []
         for step, part in enumerate(taking_part):
-            width = int(real[:, step].sum(-1).max())
-            index: Rows = torch.where(real[:, step, :width], place[:, step, :width], 0).to(data.x.device)
-            if bool(real[:, step, :width].all()) and len(set(batch_sizes)) == 1:
-                index = slice(step * batch_sizes[0], step * batch_sizes[0] + width)
-            else:
+            first, width = int(starts[0, step]), int(sizes[:, step].max())
+            index: Rows = slice(first, first + width)
+            if not bool(((starts[:, step] == first) & (sizes[:, step] == width)).all()):
+                place = starts[:, step, None] + column[:width]
+                index = torch.where(real[:, step, :width], place, 0).to(data.x.device)
                 self.full = False
             self._steps.append((index, share[:, step, :width], part))
 

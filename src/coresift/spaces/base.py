@@ -87,7 +87,7 @@ class Space(ABC):
 
     def anchors(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Coordinates (k, ...) and squared norms (k,) of the labelled points that were mapped along with the
-        pool, at most `ANCHORS` at a time.
+        pool, a few at a time.
         """
         return iter(())
 

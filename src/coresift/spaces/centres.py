@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # With fewer numbers a point, it is as quick to compute a distance as to find out that it is not needed.
 _LEAST_DIMENSIONS = 32
+# With more centres than one for so many points, so is it to compute their distances from each other.
+_POINTS_A_CENTRE = 8
 # One point in how many must be left for it to be quicker to gather them: the rest lies on the same lines of
 # memory, and is read all the same.
 _FEW = 64
@@ -264,7 +266,7 @@ class VectorCentres(Centres):
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Those of some points that are closer in truth, by distances in float64."""
         positions, columns = torch.cat([one for one, _ in found]), torch.cat([one for _, one in found], 1)
-        size = max(self._working_set // len(columns), 1024)
+        size = max(self._working_set // max(len(columns), len(coordinates)), 1024)
         for index, vectors in zip(torch.split(positions, size), torch.split(columns, size, 1), strict=True):
             closest, centre = self._exact(vectors, coordinates, squares).min(0)
             closer = closest.float() < self.nearest.at(index)[0]
@@ -280,6 +282,8 @@ class VectorCentres(Centres):
     def _reach(self, coordinates: Tensor) -> Tensor | None:
         """(K,) for each centre, the squared distance within which its points stay with it."""
         if len(coordinates) > 1 or not self._places or len(coordinates[0]) < _LEAST_DIMENSIONS:
+            return None
+        if _POINTS_A_CENTRE * len(self.sums) > len(self.space):
             return None
         places = torch.cat(self._places, 1) if len(self._places) > 1 else self._places[0]
         self._places = [places]

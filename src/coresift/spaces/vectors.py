@@ -24,6 +24,8 @@ from coresift.types import Index, InputError
 _LEADERS = 512
 # Points so close to the winner that rounding may have put them behind it, looked at together.
 _MOST_LEADERS = 4096
+# Labelled points looked at together on a GPU, and their products with the pool, at most.
+_ANCHORS_ON_GPU, _PRODUCTS_ON_GPU = 1024, 2**28
 
 
 class ColumnSpace(Space):
@@ -181,7 +183,10 @@ class VectorSpace(ColumnSpace):
 
     def anchors(self) -> Iterator[tuple[Tensor, Tensor]]:
         if self.labelled is not None:
-            for part in torch.split(self.labelled, ANCHORS, 1):
+            together = ANCHORS
+            if self.device.type == "cuda":  # which answers many questions as fast as a few
+                together = max(min(_PRODUCTS_ON_GPU // len(self), _ANCHORS_ON_GPU), ANCHORS)
+            for part in torch.split(self.labelled, together, 1):
                 vectors = part.double().mT
                 yield vectors, vectors.square().sum(1)
 
