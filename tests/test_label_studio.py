@@ -22,9 +22,7 @@ import pytest
 
 from coresift.labelling.label_studio import (
     Connection,
-    LabelStudio,
     Pushed,
-    UnavailableError,
     Watched,
     configuration,
     connect,
@@ -32,9 +30,10 @@ from coresift.labelling.label_studio import (
     pull,
     push,
     read_configuration,
-    read_token,
     watch,
 )
+from coresift.labelling.label_studio_client import LabelStudio, UnavailableError, read_token
+from coresift.labelling.project import BusyError
 from coresift.labelling.records import Answer, Chosen, Round, Task
 from coresift.types import InputError
 
@@ -137,7 +136,7 @@ def serving(
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
-    monkeypatch.setattr("coresift.labelling.label_studio.time.sleep", waited.append)
+    monkeypatch.setattr("coresift.labelling.label_studio_client.time.sleep", waited.append)
     return waited
 
 
@@ -286,7 +285,7 @@ def test_without_httpx_the_user_reads_the_install_command(monkeypatch: pytest.Mo
 
 
 def test_all_pages_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coresift.labelling.label_studio.PAGE", 3)
+    monkeypatch.setattr("coresift.labelling.label_studio_client.PAGE", 3)
     body = recorded("tasks_choices")["body"]
 
     def page(request: Any) -> Any:
@@ -607,6 +606,21 @@ def test_a_watch_waits_while_the_server_is_away(pauses: list[float]) -> None:
     lines: list[str] = []
     assert watch(project, desk.open(), 2, every=0.0, rounds=1, report=lines.append).rounds == 1
     assert sum("could not be reached (refused)" in line for line in lines) == 2
+
+
+def test_a_watch_waits_while_another_program_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    project = connected(table(2))
+    desk, lines, select = Desk(diligent=True), list[str](), project.select
+    busy = [BusyError("another program is writing"), None]
+
+    def once_busy(batch_size: int) -> Round:
+        if (error := busy.pop(0)) is not None:
+            raise error
+        return select(batch_size)
+
+    monkeypatch.setattr(project, "select", once_busy)
+    assert watch(project, desk.open(), 2, every=0.0, rounds=1, report=lines.append).rounds == 1
+    assert "another program is writing; waiting 0 s" in lines
 
 
 def test_a_watch_tells_of_an_unusable_label_once_and_stops_when_told() -> None:

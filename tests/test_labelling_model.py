@@ -40,6 +40,7 @@ def test_a_pool_is_read_in_chunks() -> None:
 
 def test_many_labels_take_fewer_epochs() -> None:
     assert [default_model("regression", num, 0).epochs for num in (20, 1000, 3000, 10**6)] == [60, 60, 20, 12]
+    assert [default_model("regression", num, 0).batch_size for num in (5000, 20_000)] == [None, 2000]
 
 
 @pytest.mark.parametrize("num", [2, 30, 65, 130, 260, 1001, 5000])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import date, datetime
@@ -18,7 +19,7 @@ from PIL import Image
 from torch import nn
 
 from coresift.labelling import features as features_module
-from coresift.labelling import pools
+from coresift.labelling import table_files
 from coresift.labelling.features import colours_and_edges, write_features
 from coresift.labelling.pools import Block, ItemPool, Reading, open_pool
 from coresift.types import InputError
@@ -299,7 +300,7 @@ def test_blocks_of_any_size_give_the_same_features(
     path = write(tmp_path, "pool.csv", many_rows())
     whole = encode(open_pool(Reading(path, id="key")), tmp_path)
     described = open_pool(Reading(path, id="key")).describe([119, 3, 60])
-    monkeypatch.setattr(pools, "BLOCK", size)
+    monkeypatch.setattr(table_files, "BLOCK", size)
     pool = open_pool(Reading(path, id="key"))
     np.testing.assert_array_equal(encode(pool, tmp_path), whole)
     assert pool.describe([119, 3, 60]) == described and described[0]["person"] == "name 119"
@@ -366,7 +367,7 @@ def test_a_run_that_fails_leaves_no_half_file(tmp_path: Path, monkeypatch: pytes
     pool = open_pool(Reading(write(tmp_path, "pool.csv", many_rows())))
     target = tmp_path / "out" / "features.npy"
     target.parent.mkdir()
-    monkeypatch.setattr(pools, "BLOCK", 30)
+    monkeypatch.setattr(table_files, "BLOCK", 30)
     blocks = type(pool).blocks
 
     def broken(self: ItemPool) -> Iterator[Block]:
@@ -460,5 +461,15 @@ def test_other_broken_pools_are_refused(tmp_path: Path) -> None:
         (folder / "2.PNG").write_bytes(content)
         with pytest.raises(InputError, match=r"cannot read the image .*2\.PNG"):
             write_features(open_pool(Reading(str(folder))), tmp_path / "features.npy")
+    try:
+        os.rename(folder / "1.PNG", os.fsencode(folder) + b"/caf\xe9.PNG")
+    except OSError:  # some systems have names in UTF-8 only
+        return
+    with pytest.raises(InputError, match=r"an image named 'caf\\udce9\.PNG'; give it a name in UTF-8"):
+        open_pool(Reading(str(folder)))
+
+
+def test_arrays_have_no_texts(tmp_path: Path) -> None:
+    np.save(tmp_path / "good.npy", np.ones((3, 2)))
     with pytest.raises(InputError, match="holds no texts or images"):
         write_features(open_pool(Reading(str(tmp_path / "good.npy"))), tmp_path / "f.npy", embedding="minilm")

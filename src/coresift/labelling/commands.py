@@ -399,10 +399,11 @@ def connect(
 ) -> None:
     """Connect the project to a Label Studio project."""
     from coresift.labelling import label_studio
+    from coresift.labelling.label_studio_client import LabelStudio, read_token
     from coresift.labelling.project import Project
 
-    token = label_studio.read_token(token_file)
-    with Project(project) as opened, label_studio.LabelStudio(url, token, allow_http=allow_http) as server:
+    token = read_token(token_file)
+    with Project(project) as opened, LabelStudio(url, token, allow_http=allow_http) as server:
         made = label_studio.connect(opened, server, project_id, title or project.absolute().name, control)
     _say(
         json,

@@ -14,6 +14,8 @@ MODEL_NAMES: dict[Task, str] = {"classification": "ensemble-10", "regression": "
 _MANY = 1000
 # Fewer would not do, however many the labels.
 _LEAST_EPOCHS = 12
+# Of an epoch.
+_MOST_STEPS = 10
 
 
 def default_model(task: Task, num_labels: int, seed: int) -> EnsembleClassifier | NeuralLinearRegressor:
@@ -31,7 +33,11 @@ def default_model(task: Task, num_labels: int, seed: int) -> EnsembleClassifier 
     epochs = max(min(60, 60 * _MANY // max(num_labels, 1)), _LEAST_EPOCHS)
     if task == "classification":
         return EnsembleClassifier(num_members=10, epochs=epochs, random_state=seed)
-    return NeuralLinearRegressor(num_members=5, epochs=epochs, calibration_folds=3, random_state=seed)
+    # A step looks at all labels, so of many there are no more steps than of a few thousand.
+    large = math.ceil(num_labels / _MOST_STEPS) if num_labels > _MOST_STEPS * 512 else None
+    return NeuralLinearRegressor(
+        num_members=5, epochs=epochs, batch_size=large, calibration_folds=3, random_state=seed
+    )
 
 
 def quick_model(task: Task, num_labels: int, seed: int) -> EnsembleClassifier | NeuralLinearRegressor:

@@ -1,0 +1,260 @@
+"""The files that tables are kept in: CSV and Parquet, read piece by piece as record batches of Arrow."""
+
+from __future__ import annotations
+
+import csv
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from coresift.data.readers import _check_names, _without_index
+from coresift.pool import BLOCK
+from coresift.types import Floats, InputError
+
+Rows: TypeAlias = npt.NDArray[np.int64]
+
+# Kinds of columns to learn from.
+USABLE = ("number", "date", "category")
+
+
+class TableFile(ABC):
+    """A table in a file, which may be larger than memory.
+
+    Attributes
+    ----------
+    columns : their names, without an index that pandas wrote.
+    kinds : what each column holds, one that is an index too: one of `USABLE`, or in words what else.
+    num_rows : above zero.
+    """
+
+    columns: list[str]
+    kinds: dict[str, str]
+    num_rows: int
+
+    @abstractmethod
+    def rows(
+        self, names: Sequence[str], *, as_text: bool, wanted: Rows | None = None
+    ) -> Iterator[tuple[Rows, Any]]:
+        """Rows and their positions, all or the ``wanted`` ones (ascending), by record batches.
+
+        ``as_text`` gives what stands in the file, where "NA" may be a name; else it is a missing value.
+        """
+
+    def texts(
+        self, names: Sequence[str], wanted: Rows | None = None
+    ) -> Iterator[tuple[Rows, list[list[str | None]]]]:
+        """What stands in each of the columns, and the positions of its rows; see `rows`."""
+        # Asked for no column, the reader of CSV gives all.
+        for rows, batch in self.rows(names, as_text=True, wanted=wanted) if names else ():
+            yield rows, [as_texts(batch.column(name)) for name in names]
+
+
+class CsvFile(TableFile):
+    """A CSV file with a header, read in pieces of some megabytes.
+
+    The file is read once to find its types, which a piece cannot tell: the first thousands of rows may hold
+    whole numbers and the next a word. ``text`` is a column of text whatever it holds.
+    """
+
+    def __init__(self, path: Path, text: str | None = None) -> None:
+        self._path = path
+        with _explained(path):
+            self.columns = self._names()
+        _check_names(path, self.columns)
+        with _explained(path, self.columns):
+            try:
+                self._types = self._find_types(text)
+            except ValueError:  # again by a single thread, which knows the row that it is at
+                self._types = self._find_types(text, threads=False)
+        self.kinds = {name: _kind(type) for name, type in self._types.items()}
+        if self.num_rows == 0:
+            raise InputError(f"{path} has a header and no rows; a pool needs items")
+
+    def _names(self) -> list[str]:
+        with self._path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+            names = next((row for row in csv.reader(file) if row), [])
+        if not names:
+            raise InputError(f"{self._path} is empty; its first line should name the columns")
+        if {"\0", "\ufffd"} & set("".join(names)):
+            raise InputError(
+                f"{self._path} does not begin with text in UTF-8; save the table as CSV in UTF-8"
+            )
+        return names
+
+    def _find_types(self, text: str | None, threads: bool = True) -> dict[str, Any]:
+        import pyarrow as pa
+
+        whole = pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC")
+        fitting = {name: [] if name == text else list(whole) for name in self.columns}
+        self.num_rows = 0
+        for batch in self._open(self.columns, threads):
+            self.num_rows += len(batch)
+            for name, column in zip(self.columns, batch.columns, strict=True):
+                fitting[name] = [type for type in fitting[name] if _fits(column, type)]
+        return {name: (types or [pa.string()])[0] for name, types in fitting.items()}
+
+    def _open(self, names: Sequence[str], threads: bool = True, **options: Any) -> Any:
+        import pyarrow as pa
+        import pyarrow.csv
+
+        # As text, since the reader would take the types of its first piece for those of the file.
+        options["column_types"] = dict.fromkeys(names, pa.string())
+        return pa.csv.open_csv(
+            self._path,
+            pa.csv.ReadOptions(use_threads=threads, block_size=8 << 20),
+            pa.csv.ParseOptions(newlines_in_values=True),
+            pa.csv.ConvertOptions(include_columns=names, strings_can_be_null=True, **options),
+        )
+
+    def rows(
+        self, names: Sequence[str], *, as_text: bool, wanted: Rows | None = None
+    ) -> Iterator[tuple[Rows, Any]]:
+        import pyarrow as pa
+
+        with _explained(self._path, self.columns):
+            if as_text:
+                yield from _pick(self._open(names, null_values=[""]), 0, wanted)
+                return
+            for rows, batch in _pick(self._open(names), 0, wanted):
+                yield (
+                    rows,
+                    pa.record_batch([_cast(batch.column(name), self._types[name]) for name in names], names),
+                )
+
+
+class ParquetFile(TableFile):
+    """A Parquet file, read by its row groups."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow.parquet
+
+        self._path = path
+        with _explained(path):
+            self._file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 18)
+            schema = self._file.schema_arrow
+        _check_names(path, schema.names)
+        self.columns = _without_index(path, schema.empty_table(), None).column_names
+        self.kinds = {field.name: _kind(field.type) for field in schema}
+        self.num_rows = self._file.metadata.num_rows
+        if self.num_rows == 0:
+            raise InputError(f"{path} has no rows; a pool needs items")
+
+    def rows(
+        self, names: Sequence[str], *, as_text: bool, wanted: Rows | None = None
+    ) -> Iterator[tuple[Rows, Any]]:
+        start = 0
+        for group in range(self._file.num_row_groups):
+            stop = start + self._file.metadata.row_group(group).num_rows
+            if wanted is None or np.searchsorted(wanted, start) < np.searchsorted(wanted, stop):
+                with _explained(self._path):
+                    batches = self._file.iter_batches(BLOCK, row_groups=[group], columns=list(names))
+                    yield from _pick(batches, start, wanted)
+            start = stop
+
+
+def as_texts(column: Any) -> list[str | None]:
+    """What an Arrow array holds, as text; ``None`` for missing values."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_floating(column.type):
+        numbers = column.to_numpy(zero_copy_only=False)
+        # NumPy writes the 0.1 of single precision as 0.1; Python is faster.
+        values = map(str, numbers.tolist() if numbers.dtype == np.float64 else numbers)
+        return [None if value == "nan" else value for value in values]
+    if pa.types.is_timestamp(column.type):
+        # Python's times have no nanoseconds.
+        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
+    return [None if value is None else str(value) for value in column.to_pylist()]
+
+
+def as_numbers(column: Any) -> Floats:
+    """(n,) numbers of an Arrow array of numbers or dates, which become days since 1970."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    date = _kind(column.type) == "date"
+    if date:
+        unit = pa.timestamp("us", getattr(column.type, "tz", None))
+        column = column.cast(unit, safe=False).cast(pa.int64())
+    # Not safe: whole numbers above 2^53 are rounded.
+    numbers: Floats = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return numbers / 86_400e6 if date else numbers
+
+
+def _kind(type: Any) -> str:
+    """One of `USABLE`, or in words what else a column of an Arrow type holds."""
+    from pyarrow import types
+
+    if types.is_dictionary(type):
+        type = type.value_type
+    # What is missing from all rows may as well have been a number.
+    if any(fits(type) for fits in (types.is_integer, types.is_floating, types.is_decimal, types.is_null)):
+        return "number"
+    if types.is_timestamp(type) or types.is_date(type):
+        return "date"
+    if types.is_string(type) or types.is_large_string(type) or types.is_boolean(type):
+        return "category"
+    return str(type)
+
+
+def _cast(column: Any, type: Any) -> Any:
+    """Text as ``type``, whatever spaces are around it."""
+    import pyarrow as pa
+    import pyarrow.compute as compute
+
+    try:
+        return column.cast(type)
+    except pa.ArrowInvalid:
+        return compute.call_function("utf8_trim_whitespace", [column]).cast(type)
+
+
+def _fits(column: Any, type: Any) -> bool:
+    import pyarrow as pa
+
+    try:
+        _cast(column, type)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _pick(batches: Any, start: int, wanted: Rows | None) -> Iterator[tuple[Rows, Any]]:
+    """The rows of ``batches`` from row ``start`` on, or the wanted of them, at most a block at a time."""
+    for batch in batches:
+        for first in range(0, len(batch), BLOCK):
+            piece = batch.slice(first, BLOCK)
+            rows = np.arange(start + first, start + first + len(piece))
+            if wanted is not None:
+                low, high = np.searchsorted(wanted, [rows[0], rows[-1] + 1])
+                rows = wanted[low:high]
+                piece = piece.take(rows - start - first) if len(rows) else piece
+            if len(rows):
+                yield rows, piece
+        start += len(batch)
+        if wanted is not None and (len(wanted) == 0 or start > wanted[-1]):
+            return
+
+
+@contextmanager
+def _explained(path: Path, names: Sequence[str] = ()) -> Iterator[None]:
+    """Errors of readers as ours, in one line; rows and columns as we count and name them."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, csv.Error) as error:
+        message = str(error).splitlines()[0]
+        # Arrow counts lines, with the header as 1.
+        message = re.sub(r"Row #(\d+)", lambda found: f"row {int(found[1]) - 2}", message)
+        message = re.sub(r"In CSV column #(\d+)", lambda found: f"column {names[int(found[1])]!r}", message)
+        advice = "; save the table in UTF-8" if "UTF8" in message else ""
+        raise InputError(f"cannot read {path}: {message}{advice}") from None
