@@ -187,10 +187,13 @@ def test_a_round_is_read_as_it_was_written(tmp_path: Path) -> None:
     for turn in rounds:
         log.append({0: turn, 1: replace(turn, rmse=turn.rmse * 3)})
     assert log.rounds() == {0: rounds, 1: [replace(turn, rmse=turn.rmse * 3) for turn in rounds]}
-    assert (log.settings(), log.made()) == ({"seeds": 2}, {"command": "none"})
+    assert (log.settings(), log.made()) == ({"seeds": 2}, [{"command": "none"}])
     before = log.path.read_bytes()
     log.cut(log.rounds())
+    log.cut(log.rounds(), {"command": "none"})
     assert log.path.read_bytes() == before
+    log.cut(log.rounds(), {"command": "another"})
+    assert log.made() == [{"command": "none"}, {"command": "another"}]
     assert [(one.data, one.method, one.seed) for one in read(tmp_path)] == [
         ("data", "method", 0),
         ("data", "method", 1),
@@ -279,7 +282,7 @@ def test_results_are_complete(finished: Path) -> None:
     # Of a seed, all methods have the first fit in common.
     for seed in range(3):
         assert len({found["energy", name, seed][0].rmse for name in SMALL.methods}) == 1
-    made = Log(finished / "energy" / "random.jsonl").made()
+    (made,) = Log(finished / "energy" / "random.jsonl").made()
     assert {"command", "coresift", "python", "torch", "device"} <= set(made) and made["device"] == "CPU"
 
 

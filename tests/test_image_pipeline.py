@@ -251,3 +251,5 @@ def test_more_seeds_and_methods_later(small_experiment, tmp_path, monkeypatch):
     run_experiment(replace(small_experiment, seeds=1), torn, folder=tmp_path)  # nothing is lost by that
     assert trained == [40, 60, 60, 40, 60, 40, 60, 60]
     assert rounds(torn) == rounds(tmp_path / "whole")
+    run_experiment(small_experiment, tmp_path / "together", folder=tmp_path, together=True)
+    assert rounds(tmp_path / "together") == rounds(tmp_path / "whole")

@@ -170,3 +170,12 @@ def test_features_that_have_died_are_spoken_of():
         quick(network=network, learning_rate=30.0, epochs=20).fit(x, y)
     assert seen[0].filename == __file__
     quick(network=network, epochs=5).fit(np.repeat(x[:1], 6, 0), y[:6])  # the rows are all the same
+
+
+def test_least_steps_in_company():
+    """Sets that need more passes for as many steps are not trained beside others."""
+    sets = [blobs(size, size) for size in (20, 200, 24)]
+    model = quick(epochs=2, least_steps=60)
+    for one, (x, y), seed in zip(model.fit_many(sets, [5, 6, 7]), sets, (5, 6, 7), strict=True):
+        alone = quick(epochs=2, least_steps=60, random_state=seed).fit(x, y)
+        np.testing.assert_allclose(one.predict_proba(x), alone.predict_proba(x), atol=1e-5)

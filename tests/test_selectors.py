@@ -257,7 +257,8 @@ def test_duplicates_of_centres_are_not_searched_for(selector, monkeypatch):
     monkeypatch.setattr(Centres, "_leading", lambda self, centre: scans.append(1) or leading(self, centre))
     monkeypatch.setattr(Centres, "_weights", lambda self, *rest: scans.append(1) or weights(self, *rest))
     vectors = random_vectors(6, 4).repeat(1, 100)
-    batch = selector.select(VectorSpace(vectors), 200)
+    far = 100 * random_vectors(6, 50)  # labelled points, each the centre of a cluster with no point
+    batch = selector.select(VectorSpace(vectors, far), 200)
     assert len(set(batch.index.tolist())) == 200
     assert {n % 4 for n in batch.index[:4].tolist()} == {0, 1, 2, 3}
     rest = [n for n in range(400) if n not in batch.index[:4]]

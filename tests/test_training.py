@@ -227,16 +227,17 @@ def test_a_network_that_waits_counts_its_own_steps():
 
 
 def test_mini_batches_are_even():
-    split = Trainer(batch_size=256)._split
+    split = Trainer(batch_size=256, schedule="one-cycle")._split
     assert split(10_000) == [250] * 40  # not 39 of 256 and one of 16
     assert split(257) == [128, 129] and split(100) == [100]
     for batch_size in range(1, 12):
         for size in range(1, 60):
-            rows = Trainer(batch_size=batch_size)._split(size)
+            rows = Trainer(batch_size=batch_size, schedule="one-cycle")._split(size)
             assert sum(rows) == size and max(rows) - min(rows) <= 1
             assert max(rows) <= max(batch_size, 3)
             assert min(rows) >= min(batch_size, size, 2)
-    # The paper's rule, with what remains.
+    # In the paper's way, with what remains.
+    assert Trainer(batch_size=256)._split(10_000) == [256] * 39 + [16]
     assert [Trainer()._split(size) for size in (1, 2, 20, 33, 50)] == [
         [1],
         [2],
@@ -250,5 +251,9 @@ def test_errors():
     (member,) = networks(1)
     with pytest.raises(InputError, match="do not go together"):
         train([member], [labelled(5, 0), labelled(5, 1)], [0, 1], SquaredError())
+    with pytest.raises(
+        InputError, match="sets of 8 to 40 rows need different numbers of epochs for 100 steps"
+    ):
+        train(networks(2), [labelled(8, 0), labelled(40, 1)], [0, 1], SquaredError(), least_steps=100)
     with pytest.raises(InputError, match="same layers"):
         Stack([MLP(3), MLP(4)])

@@ -122,7 +122,7 @@ def _settings(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _origin(folder: Path) -> list[str]:
     """How the results were made, as far as the logs say."""
-    made = [Log(path).made() for path in sorted(folder.glob("*/*.jsonl"))]
+    made = [each for path in sorted(folder.glob("*/*.jsonl")) for each in Log(path).made()]
     names = dict.fromkeys(name for each in made for name in each)
     values = {name: dict.fromkeys(each[name] for each in made if name in each) for name in names}
     lines = [f"{name.capitalize()}: {'; '.join(each)}." for name, each in values.items()]

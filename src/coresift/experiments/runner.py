@@ -57,7 +57,7 @@ def run_experiment(
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"device is {device!r}, which is not to be had here; try 'cpu'")
     names = list(experiment.methods)
-    beside = {"beside": sorted(names)} if together else {}
+    beside, made = {"beside": sorted(names)} if together else {}, _made(device)
     # All tables and files are looked at before the first long computation.
     simulations = {data: experiment.simulation(data, folder, device, workers) for data in experiment.data}
     with ExitStack() as locks:
@@ -66,16 +66,21 @@ def run_experiment(
             logs[data] = {name: Log(out / data / f"{name}.jsonl") for name in names}
             for name, log in logs[data].items():
                 locks.enter_context(log.locked())
-                log.open({**experiment.settings(data, name, simulation), **beside}, _made(device))
+                log.open({**experiment.settings(data, name, simulation), **beside}, made)
         for data, simulation in simulations.items():
             groups = [logs[data]] if together else [{name: log} for name, log in logs[data].items()]
             begun: Begun = {}
             for group in groups:
-                _run_group(experiment, data, simulation, group, begun)
+                _run_group(experiment, data, simulation, group, begun, made)
 
 
 def _run_group(
-    experiment: Experiment, data: str, simulation: Simulation, logs: Mapping[str, Log], begun: Begun
+    experiment: Experiment,
+    data: str,
+    simulation: Simulation,
+    logs: Mapping[str, Log],
+    begun: Begun,
+    made: Mapping[str, str],
 ) -> None:
     states: dict[Run, State] = {
         (name, seed): simulation.begin(experiment.methods[name], seed)
@@ -83,7 +88,7 @@ def _run_group(
         for seed in range(experiment.seeds)
     }
     side_by_side = [[run] for run in states] if simulation.one_by_one else [list(states)]
-    last = _recorded(logs, states, side_by_side)
+    last = _recorded(logs, states, side_by_side, made)
     with _display(data, list(logs), simulation) as show:
         if last:
             show(states, last)
@@ -99,7 +104,10 @@ def _run_group(
 
 
 def _recorded(
-    logs: Mapping[str, Log], states: dict[Run, State], side_by_side: Sequence[Sequence[Run]]
+    logs: Mapping[str, Log],
+    states: dict[Run, State],
+    side_by_side: Sequence[Sequence[Run]],
+    made: Mapping[str, str],
 ) -> dict[Run, Round]:
     """Move the states through the turns that are written down for all runs that go side by side, and drop
     what is beyond; the last round of each run.
@@ -123,7 +131,9 @@ def _recorded(
             turn += 1
         kept |= {run: written[run][:turn] for run in runs}
     for name, log in logs.items():
-        log.cut({seed: rounds for (method, seed), rounds in kept.items() if method == name})
+        going_on = any(not state.done for (method, _), state in states.items() if method == name)
+        own = {seed: rounds for (method, seed), rounds in kept.items() if method == name}
+        log.cut(own, made if going_on else None)
     return {run: kept[run][-1] for run in states if kept[run]}
 
 
@@ -147,6 +157,8 @@ def _display(
         def show(states: Mapping[Run, State], last: Mapping[Run, Round]) -> None:
             for name, task in tasks.items():
                 mine = [run for run in states if run[0] == name]
+                if not any(run in last for run in mine):
+                    continue
                 bought = float(np.mean([len(states[run].labelled) for run in mine])) - simulation.first
                 done = all(states[run].done for run in mine)
                 errors = np.array([last[run].error for run in mine if run in last])

@@ -49,7 +49,7 @@ class Log:
         """
         if not self.path.exists() or not self.rounds():  # such as after a mistake in the model's options
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._replace([{"settings": settings, "made": made or {}}])
+            self._replace([{"settings": settings, "made": [made or {}]}])
             return
         before = self.settings()
         if before != settings:
@@ -78,9 +78,9 @@ class Log:
         found: dict[str, Any] = next(self._lines())["settings"]
         return found
 
-    def made(self) -> dict[str, str]:
-        """Where the results come from."""
-        found: dict[str, str] = next(self._lines())["made"]
+    def made(self) -> list[dict[str, str]]:
+        """Where the results come from: the run that began them, and those that went on."""
+        found: list[dict[str, str]] = next(self._lines())["made"]
         return found
 
     def rounds(self) -> dict[int, list[Round]]:
@@ -100,8 +100,13 @@ class Log:
             file.flush()
             os.fsync(file.fileno())
 
-    def cut(self, rounds: Mapping[int, Sequence[Round]]) -> None:
-        """Keep these rounds only: what a killed run wrote of an unfinished turn is done again."""
+    def cut(self, rounds: Mapping[int, Sequence[Round]], made: Mapping[str, str] | None = None) -> None:
+        """Keep these rounds only: what a killed run wrote of an unfinished turn is done again.
+
+        Parameters
+        ----------
+        made : where further rounds will come from.
+        """
         longest = max((len(each) for each in rounds.values()), default=0)
         kept = [
             {"seed": seed, **_described(each[turn])}
@@ -109,7 +114,9 @@ class Log:
             for seed, each in rounds.items()
             if turn < len(each)
         ]
-        self._replace([{"settings": self.settings(), "made": self.made()}, *kept])
+        before = self.made()
+        after = [*before, made] if made is not None and made not in before else before
+        self._replace([{"settings": self.settings(), "made": after}, *kept])
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         with self.path.open(encoding="utf-8") as file:

@@ -52,8 +52,9 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         return hasattr(self, "posterior_")
 
     def fit_many(self, sets: Sequence[tuple[Any, Any]], seeds: Sequence[int]) -> list[Self]:
-        """Train one copy on each labelled set (X, y), with its own seed, all as one computation; on images of
-        bytes one after the other, since one such network keeps a device busy.
+        """Train one copy on each labelled set (X, y), with its own seed, all as one computation; those with
+        ``least_steps`` only beside others that need as many epochs, and on images of bytes one after the
+        other, since one such network keeps a device busy.
 
         Each ends as if it were fitted alone with that ``random_state``, but for layers that draw noise of
         their own, such as dropout; the sets may differ in size.
@@ -66,12 +67,13 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         shapes = sorted({(tuple(x.shape[1:]), tuple(y.shape[1:])) for x, y in checked})
         if len(shapes) > 1:
             raise InputError(f"the labelled sets hold rows and targets of several shapes: {shapes}")
-        if checked[0][0].dtype == torch.uint8:
-            targets = self._shared_targets(copies, [y for _, y in checked])
-            for one, (x, _), y in zip(copies, checked, targets, strict=True):
-                self._fit_together([one], [(x, y)])
-        else:
-            self._fit_together(copies, checked)
+        targets, trainer = self._shared_targets(copies, [y for _, y in checked]), self._trainer()
+        groups: dict[int, list[int]] = {}
+        for position, (x, _) in enumerate(checked):
+            alike = position if x.dtype == torch.uint8 else trainer.num_epochs(len(x))
+            groups.setdefault(alike, []).append(position)
+        for group in groups.values():
+            self._fit_together([copies[n] for n in group], [(checked[n][0], targets[n]) for n in group])
         return copies
 
     @staticmethod

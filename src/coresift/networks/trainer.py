@@ -130,16 +130,16 @@ class Trainer:
     ----------
     epochs : passes over each network's data.
     learning_rate, final_learning_rate : first and last of the cosine.
-    batch_size : rows of a mini-batch, at most: the labelled set is split evenly, since a step by a few rows
-        is noise, and so is what batch norm makes of them. ``None`` is the paper's rule, the largest power of
-        two within half the set, at most 512, with what remains for the last mini-batch; a single row that
-        remains is left out, another one in each epoch.
+    batch_size : rows of a mini-batch, at most the size of the labelled set; ``None`` is the paper's rule,
+        the largest power of two within half the set, at most 512. The last mini-batch has what remains; a
+        single row is left out, another one in each epoch.
     weight_decay : L2 penalty on weight matrices, ``weight_decay / 2 ||W||^2`` beside the mean loss; its
         gradient goes through Adam with the rest. In one cycle it is apart from Adam, as the share of a weight
         by which each step shrinks it, times the learning rate.
     decay_gains : the same on the gains of norms: the features can then say less.
     schedule : "cosine", or "one-cycle" for a rise over the first fifth of the epochs and a cosine after it,
-        which bears a larger learning rate and needs fewer epochs.
+        which bears a larger learning rate and needs fewer epochs. In one cycle labelled sets are split
+        evenly: a step by the few rows that may remain is noise, and so is what batch norm makes of them.
     least_steps : small sets are passed over more often than ``epochs``, until that many steps are made.
     progress : show a bar on a terminal once training has taken two seconds.
     """
@@ -162,6 +162,11 @@ class Trainer:
             raise InputError(
                 f"{len(stack)} networks, {len(data.sizes)} labelled sets and {len(generators)} generators "
                 "do not go together"
+            )
+        if len({self.num_epochs(size) for size in data.sizes.tolist()}) > 1:
+            raise InputError(
+                f"labelled sets of {min(data.sizes)} to {max(data.sizes)} rows need different numbers of "
+                f"epochs for {self.least_steps} steps; train them apart"
             )
         device = stack.flat.device
         # Layers that draw noise, such as dropout, take it from torch's global generators: seed those for the
@@ -230,7 +235,7 @@ class Trainer:
                 run = train_by_steps
             elif len(plan) <= _MOST_RECORDED:
                 run = _Recorded(train_epoch)
-        epochs = max(self.epochs, math.ceil(self.least_steps / len(plan)))
+        epochs = self.num_epochs(int(data.sizes[0]))
         rates = torch.tensor([self._rate(epoch, epochs) for epoch in range(epochs)]).to(stack.flat)
         with progress_bar("training", epochs) as advance:
             for order, rate in zip(data.orders(generators, epochs), rates, strict=True):
@@ -241,13 +246,18 @@ class Trainer:
 
     def _split(self, size: int) -> list[int]:
         """How many rows of a labelled set are in each mini-batch of an epoch."""
-        if self.batch_size is None:
-            usual = min(2 ** int(math.log2(max(size // 2, 2))), 512, size)
-            whole, rest = divmod(size, usual)
-            return [usual] * whole + [rest] * (rest > 1)
+        usual = min(2 ** int(math.log2(max(size // 2, 2))), 512)
+        most = min(usual if self.batch_size is None else self.batch_size, size)
         # Batch norm has nothing to compare a single row with.
-        steps = min(math.ceil(size / self.batch_size), max(size // min(self.batch_size, 2), 1))
+        if self.schedule == "cosine":
+            whole, rest = divmod(size, most)
+            return [most] * whole + [rest] * (rest > 1)
+        steps = min(math.ceil(size / most), max(size // min(most, 2), 1))
         return [size * (step + 1) // steps - size * step // steps for step in range(steps)]
+
+    def num_epochs(self, size: int) -> int:
+        """Passes over a labelled set of that size."""
+        return max(self.epochs, math.ceil(self.least_steps / len(self._split(size))))
 
     def _rate(self, epoch: int, epochs: int) -> float:
         rising = math.ceil(_RISING * epochs) if self.schedule == "one-cycle" else 0

@@ -106,10 +106,12 @@ class LCMD(DistanceSelector):
     """
 
     def _next(self, centres: Centres, generator: torch.Generator) -> int | None:
-        for cluster in centres.sums.argsort(descending=True, stable=True).tolist():
+        for place, cluster in enumerate(centres.sums.argsort(descending=True, stable=True).tolist()):
             n = centres.farthest(cluster)
             if n is not None:
                 return n
+            if place == 0 and centres.farthest() is None:  # one look at all, before one at each
+                return None
         return None
 
     def _many(self, centres: Centres, num: int) -> list[int]:
