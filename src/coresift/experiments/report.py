@@ -357,6 +357,7 @@ def _handful(results: Results, ranking: Sequence[Standing]) -> list[str]:
     if results.classes:  # others too, as many as there are colours
         ranked = results.ranked()
         names = [name for name in dict.fromkeys([*names, *results.runs]) if name in ranked][: len(COLOURS)]
+        names.sort(key=lambda name: (name != "random", name))  # not by rank, which differs between reports
     return names
 
 

@@ -36,6 +36,9 @@ class NeuralLinearClassifier(NetworkClassifier):
             device="cuda", precision="bfloat16",
         )
 
+    About as accurate in a fraction of the time are ``schedule="one-cycle"``, ``epochs=30``,
+    ``least_steps=2500``, ``learning_rate=2e-3`` (less where that kills features) and ``weight_decay=0.5``.
+
     Images as bytes stay so, on the GPU if they are tensors there, until a mini-batch of them is needed.
 
     Batch norm in a network of one's own is evaluated by its running statistics.
