@@ -92,6 +92,12 @@ def test_probabilities():
         select(probs=np.random.default_rng(0).normal(size=(4, 10, 3)), budget=2)
     with pytest.raises(InputError, match=r"probs has shape \(10, 2\), expected \(samples, points, classes\)"):
         select(probs=PROBS[0], budget=2)
+    with pytest.raises(InputError, match=r"probs has rows of different lengths, expected .*samples, points"):
+        select(probs=[[[0.5, 0.5], [0.4, 0.6]], [[0.1, 0.9]]], budget=1)
+    unknown = PROBS.copy()
+    unknown[3, 7, 1] = np.nan
+    with pytest.raises(InputError, match=r"probabilities holds nan in row 7, at \(3, 1\)"):
+        select(probs=unknown, budget=1)
 
 
 def test_shapes_and_types():

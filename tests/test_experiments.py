@@ -376,6 +376,11 @@ def test_a_turn_that_was_written_twice_is_noticed(copied: Path) -> None:
         ("seeds = '2'", "seeds is '2', expected a whole number"),
         ("first = 1", "first is 1"),
         ("test_share = 0.0", "test_share is 0.0"),
+        ("method = ['random']", r"method is \['random'\], expected a table"),
+        ("methods = 3", "methods is 3, expected a name or a list of names"),
+        ("methods = ['random', 3]", "expected a name or a list of names"),
+        ("model = 'laplace'", "model is 'laplace', expected a table: options below a line"),
+        ("[method]\nmine = 'maxent'", r"method\.mine is 'maxent', expected a table"),
         ("[model]\ndevice = 'cuda'", "'device' is not known"),
         ("[method.'a/b']\nstrategy = 'random'", "'a/b' is no name for a file"),
         ("[method.mine]\nstrategy = 'maxent'\nrefit_every = 0", "refit_every is 0"),
@@ -387,6 +392,14 @@ def test_values_that_make_no_sense(tmp_path: Path, text: str, message: str) -> N
     path.write_text(f"data = 'energy'\n{methods}{text}\n")
     with pytest.raises(InputError, match=message):
         Experiment.load(path)
+    for text, message in (
+        ("data = 3", "data is 3"),
+        ("data = [3]", r"data is \[3\]"),
+        ("data.yacht = 'x'", "yacht is 'x'"),
+    ):
+        path.write_text(f"{text}\nmethods = 'random'\n")
+        with pytest.raises(InputError, match=message):
+            Experiment.load(path)
     with pytest.raises(InputError, match="widths is 30"):
         replace(SMALL, model={"widths": 30}).simulation("energy", None, "cpu", 1)
 

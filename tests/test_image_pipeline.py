@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from coresift import InputError
 from coresift.data import IMAGES
 from coresift.experiments.batch_map import BatchMap, spread
 from coresift.experiments.config import Experiment
@@ -66,6 +67,12 @@ def test_rounds_of_labelling(strategy):
     assert -1.0 < last.log_density < 0
     bought = [row for turn in turns for row in turn.bought]
     assert len(set(bought)) == 80 and max(bought) < 300
+
+
+def test_channels_come_first():
+    x, y = pictures(40)
+    with pytest.raises(InputError, match=r"shape \(40, 12, 12, 3\), expected .* np.moveaxis\(X, 3, 1\)"):
+        NeuralLinearClassifier(**SMALL).fit(np.moveaxis(x.numpy(), 1, 3), y)
 
 
 def test_dropout_on_images():

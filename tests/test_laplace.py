@@ -233,6 +233,10 @@ def test_errors():
         laplace_posterior(network(), "last", X, LABELS + 1)
     with pytest.raises(InputError, match="y has shape"):
         laplace_posterior(network(), "last", X, LABELS[:-1])
+    with pytest.raises(
+        InputError, match="y holds no numbers; give classes as the network counts its outputs"
+    ):
+        laplace_posterior(network(), "last", X, NAMES[:N])
     with pytest.raises(InputError, match="the last layer has 3"):
         laplace_posterior(network(), "last", X, X[:, 0], task="regression")
     with pytest.raises(InputError, match="needs an output for each class"):

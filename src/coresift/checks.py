@@ -27,8 +27,10 @@ def check_finite(x: Tensor, start: int = 0, what: str = "pool") -> None:
     if len(bad):
         row, column = (int(i) for i in bad[0])
         value = float(x.reshape(len(x), -1)[row, column])
+        within = np.unravel_index(column, x.shape[1:]) if x.ndim > 2 else ()
+        place = f"at {tuple(map(int, within))}" if within else f"column {column}"
         raise InputError(
-            f"the {what} holds {value} in row {start + row}, column {column}; drop or impute such rows first"
+            f"the {what} holds {value} in row {start + row}, {place}; drop or impute such rows first"
         )
 
 

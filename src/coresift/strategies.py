@@ -395,7 +395,10 @@ def _labelled(rows: Any, pool: Pool) -> Tensor | None:
 
 
 def _array(values: Any, name: str, axes: str) -> Any:
-    array = values.detach() if isinstance(values, Tensor) else np.asanyarray(values)
+    try:
+        array = values.detach() if isinstance(values, Tensor) else np.asanyarray(values)
+    except ValueError:
+        raise InputError(f"{name} has rows of different lengths, expected an array ({axes})") from None
     if array.ndim != axes.count(",") + 1:
         raise InputError(f"{name} has shape {tuple(array.shape)}, expected ({axes})")
     return array

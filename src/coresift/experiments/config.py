@@ -107,6 +107,7 @@ class Experiment:
             raise InputError(f"there is no file {path}") from None
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"{path} is not TOML: {error}") from None
+        _check_kinds(described)
         numbers = {"seeds", "first", "batch", "budget", "test_share"}
         _check_words(described, {"data", "methods", "method", "model", *numbers}, str(path))
         model = dict(described.get("model", {}))
@@ -234,6 +235,24 @@ def _by_name(data: Any) -> dict[str, dict[str, Any]]:
     if isinstance(data, str):
         return {data: {}}
     return {name: {} for name in data} if isinstance(data, list) else dict(data)
+
+
+def _check_kinds(described: Mapping[str, Any]) -> None:
+    """Raise where a value is of another kind than its key wants."""
+    for name in ("data", "methods"):
+        value = described.get(name, [])
+        good = isinstance(value, str) or (
+            isinstance(value, list) and all(isinstance(each, str) for each in value)
+        )
+        if not good and not (name == "data" and isinstance(value, dict)):
+            raise InputError(f"{name} is {value!r}, expected a name or a list of names")
+    tables = {"model": described.get("model", {}), "method": described.get("method", {})}
+    for name in ("data", "method"):
+        inner = described.get(name, {})
+        tables |= {f"{name}.{key}": value for key, value in inner.items()} if isinstance(inner, dict) else {}
+    for name, value in tables.items():
+        if not isinstance(value, dict):
+            raise InputError(f"{name} is {value!r}, expected a table: options below a line [{name}]")
 
 
 def _check_words(words: Iterable[str], known: set[str], where: str) -> None:

@@ -143,7 +143,14 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         if self._tabular or not isinstance(X, Tensor | np.ndarray) or X.ndim != 4:
             return None
         images = torch.as_tensor(X)
-        return images if images.dtype == torch.uint8 else None
+        if images.dtype != torch.uint8:
+            return None
+        if images.shape[1] > 4 and images.shape[3] in (1, 3, 4):
+            raise InputError(
+                f"images have shape {tuple(images.shape)}, expected (n, channels, height, width); "
+                "bring the channels forward, as np.moveaxis(X, 3, 1) does"
+            )
+        return images
 
     @property
     def _tabular(self) -> bool:

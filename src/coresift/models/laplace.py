@@ -95,7 +95,12 @@ def laplace_posterior(
         extractor = nn.Sequential(extractor, AppendOne())
         weights = torch.cat([weights, layer.bias.detach().double()[:, None]], 1)  # (C, D), the bias last
     rows = as_pool(x)
-    targets = None if y is None else torch.as_tensor(y if isinstance(y, Tensor) else np.array(y))
+    try:
+        targets = None if y is None else torch.as_tensor(y if isinstance(y, Tensor) else np.array(y))
+    except TypeError:
+        raise InputError(
+            "y holds no numbers; give classes as the network counts its outputs, from 0"
+        ) from None
     if targets is not None and task == "regression" and targets.ndim == 2:
         targets = targets.squeeze(1)
     if targets is not None:
