@@ -205,8 +205,11 @@ def test_the_papers_figures_stand_beside_its_protocol_only(tmp_path: Path) -> No
     write_report(tmp_path)
     assert rows(tmp_path, "yacht", "RMSE at 40")["random"][3] == "1.272 ± 0.059"
     for data, method in {"yacht": "maxent", "boston": "random", "energy": "random"}.items():
-        assert rows(tmp_path, data, "RMSE at 40")[method][3:] == [NOTHING] * 3
-        assert rows(tmp_path, data, "batch |")[method][1::2] == [NOTHING] * 3
+        # Where nothing of the paper's can stand beside ours, there is no column for it.
+        columns = 3 if data == "yacht" else 0
+        assert rows(tmp_path, data, "RMSE at 40")[method][3:] == [NOTHING] * columns
+        seconds = rows(tmp_path, data, "batch |")[method]
+        assert len(seconds) == 3 + columns and (not columns or seconds[1::2] == [NOTHING] * 3)
     why = "The paper's figures are left out for"
     assert f"{why} maxent: first, batch and budget are 20, 5, 100, and 20, 10, 100 in the paper." in section(
         tmp_path, "yacht"

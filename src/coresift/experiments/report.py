@@ -223,19 +223,22 @@ def _equal_labels(results: Results) -> Table:
     def cells(name: str) -> list[str]:
         ours, ends = results.estimate(name), results.at(name, "labels").values()
         found = [f"{ours:.{results.digits}f}", str(len(ends)), _count(turn.fits for turn in ends)]
-        if results.classes:
-            return found
-        paper = None if departure(results.data, results.settings[name]) else paper_rmse(results.data, name)
-        return [*found, *_beside(ours, paper)]
+        return [*found, *_beside(ours, _published(results, name, paper_rmse))] if beside else found
 
+    beside = any(_published(results, name, paper_rmse) for name in results.runs)
     columns = [f"{results.measure} at {results.labels} labels", "seeds", "refits"]
-    if results.classes:
+    if not beside:
         return _table(results, "labels", columns, cells, "At equal labels.")
     caption = (
         "Table 1, at equal labels. z: ours less the paper's, in standard errors of the difference; up to "
         "three, the two agree."
     )
     return _table(results, "labels", [*columns, "paper", "z", "ours"], cells, caption)
+
+
+def _published(results: Results, name: str, figures: Callable[[str, str], tuple[float, ...] | None]) -> Any:
+    """The paper's figures for a method, if they may stand beside ours."""
+    return None if departure(results.data, results.settings[name]) else figures(results.data, name)
 
 
 def _beside(ours: Estimate, paper: tuple[float, float] | None) -> list[str]:
@@ -315,11 +318,16 @@ _TIMES = (
 
 def _seconds(results: Results) -> Table:
     def cells(name: str) -> list[str]:
-        paper = None if departure(results.data, results.settings[name]) else paper_seconds(results.data, name)
-        theirs = [NOTHING] * 3 if paper is None else [f"{value:.1f}" for value in paper]
         ours = [f"{value:.3g}" for value in results.seconds(name)]
+        if not beside:
+            return ours
+        paper = _published(results, name, paper_seconds)
+        theirs = [NOTHING] * 3 if paper is None else [f"{value:.1f}" for value in paper]
         return [cell for both in zip(ours, theirs, strict=True) for cell in both]
 
+    beside = any(_published(results, name, paper_seconds) for name in results.runs)
+    if not beside:
+        return _table(results, "labels", ["batch", "round", "run"], cells, f"Seconds: {_TIMES}")
     columns = ["batch", "paper", "round", "paper", "run", "paper"]
     return _table(results, "labels", columns, cells, f"Table 2, seconds: {_TIMES}")
 
