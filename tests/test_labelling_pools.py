@@ -151,7 +151,8 @@ def test_texts_with_quotes_commas_and_newlines(tmp_path: Path, newline: str, mar
     texts = [f'a "b", c{newline}d', "plain words", ""]
     assert [row["question"] for row in pool.describe(range(3))] == texts
     assert [text for block in pool.blocks() for text in block.texts] == texts
-    assert encode(pool, tmp_path, embedding="tfidf").shape[1] >= 2
+    # Letters are no words, so that one of the three texts has any.
+    assert encode(pool, tmp_path, embedding="tfidf").shape[1] == 1
 
 
 def test_texts_beside_other_columns(tmp_path: Path) -> None:
@@ -170,6 +171,40 @@ def test_texts_beside_other_columns(tmp_path: Path) -> None:
     distance = np.linalg.norm(texts[:, None] - texts, axis=-1) + 1e9 * np.eye(40)
     assert (distance.argmin(1) % 2 == np.arange(40) % 2).all()
     assert np.mean(texts.var(0)) == pytest.approx(1, rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [500, 30_000])
+def test_few_distinct_texts_have_few_dimensions(tmp_path: Path, count: int) -> None:
+    generator = np.random.default_rng(0)
+    words = [f"word{i}" for i in range(40)]
+    distinct = [" ".join(generator.choice(words, 5)) for _ in range(7)]
+    columns = {"text": [distinct[i] for i in generator.integers(0, 7, count)]}
+    pool = open_pool(Reading(write_parquet(tmp_path, columns), text="text"))
+    rows = encode(pool, tmp_path, embedding="tfidf")
+    assert rows.shape[1] <= 7 and len(np.unique(rows.round(3), axis=0)) == 7
+    # None is rounding, which a model that scales its inputs would blow up.
+    assert rows.std(0).min() > 0.01
+    assert (
+        f"in {rows.shape[1]} dimensions"
+        in write_features(pool, tmp_path / "features.npy", embedding="tfidf").about
+    )
+
+
+def test_a_word_that_all_texts_share_is_no_dimension(tmp_path: Path) -> None:
+    columns = {"text": ["red car", "blue car"] * 20}
+    rows = encode(
+        open_pool(Reading(write_parquet(tmp_path, columns), text="text")), tmp_path, embedding="tfidf"
+    )
+    assert rows.shape[1] == 1
+    np.testing.assert_allclose(abs(rows), 1, rtol=1e-5)
+
+
+def test_a_rare_word_among_copies_is_kept(tmp_path: Path) -> None:
+    columns = {"text": ["a red car"] * 9_998 + ["a red boat"] * 2}
+    rows = encode(
+        open_pool(Reading(write_parquet(tmp_path, columns), text="text")), tmp_path, embedding="tfidf"
+    )
+    assert rows.shape[1] >= 1 and np.linalg.norm(rows[0] - rows[-1]) > 1
 
 
 def test_a_text_column_of_numbers_stays_text(tmp_path: Path) -> None:
@@ -220,6 +255,31 @@ def test_numbers_of_two_values_become_0_and_1(tmp_path: Path) -> None:
     assert rows[:2, 0].tolist() == [1.0, 0.0] and rows[:, 1].std() == pytest.approx(1)
 
 
+def test_numbers_that_differ_by_rounding_are_the_same(tmp_path: Path) -> None:
+    milliseconds = np.array([0, 1, 5, 9])
+    columns = {
+        "sum": [0.1 + 0.2, 0.3, 0.3, None],
+        "same": [0.1 + 0.2, 0.3, 0.3, 0.3],
+        "time": pa.array(1_750_000_000_000 + milliseconds, pa.timestamp("ms")),
+    }
+    pool = open_pool(Reading(write_parquet(tmp_path, columns), target="price"))
+    rows = encode(pool, tmp_path)
+    # The times, and whether "sum" is missing.
+    expected = (milliseconds - milliseconds.mean()) / milliseconds.std()
+    np.testing.assert_allclose(rows[:, 0], expected, atol=0.01)
+    assert rows[:, 1:].tolist() == [[0], [0], [0], [1]]
+    assert "'same': a single value" in write_features(pool, tmp_path / "features.npy").about
+
+
+def test_copies_of_images_have_few_dimensions(tmp_path: Path) -> None:
+    folder = write_images(tmp_path, 4)
+    for file in sorted(folder.rglob("*.*")):
+        for copy in range(5):
+            (folder / f"{file.stem}-{copy}{file.suffix}").write_bytes(file.read_bytes())
+    rows = encode(open_pool(Reading(str(folder))), tmp_path)
+    assert rows.shape == (24, 3) and rows.std(0).min() > 0.01
+
+
 def test_images(tmp_path: Path) -> None:
     folder = write_images(tmp_path)
     (folder / "notes.txt").write_text("no image")
@@ -228,7 +288,8 @@ def test_images(tmp_path: Path) -> None:
     assert (pool.kind, len(pool)) == ("images", 12)
     assert pool.ids() == sorted(pool.ids()) and pool.ids()[0] == "0.PNG" and pool.ids()[-1] == "more/9.jpg"
     assert pool.describe([11]) == [{"image": str(folder / "more" / "9.jpg")}]
-    assert encode(pool, tmp_path).shape == (12, 12)
+    # Of twelve about their mean, eleven are enough to tell the twelfth.
+    assert encode(pool, tmp_path).shape == (12, 11)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "CMYK", "I", "I;16", "F"])
@@ -259,6 +320,15 @@ class Averages(nn.Module):
         return images.mean((2, 3))
 
 
+class Constants(Averages):
+    """A feature that is large and the same for all images, one that has died, and then three of use."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        colours = super().forward(images)
+        noise = 1e6 + 0.1 * torch.arange(len(images))[:, None]
+        return torch.cat([noise, torch.zeros(len(images), 1), colours], 1)
+
+
 NOT_A_NETWORK = 3
 
 
@@ -275,6 +345,8 @@ def test_a_network_of_the_users_own(tmp_path: Path) -> None:
     colours = features_module._decoded(pool.take(np.arange(12)).images, 16).mean((1, 2))
     colours -= colours.mean(0)
     np.testing.assert_allclose(rows, colours / colours.std(), rtol=1e-3, atol=1e-3)
+    # Features that are the same for all images are left out, and others are not measured by them.
+    np.testing.assert_allclose(encode(pool, tmp_path, embedding=f"{__name__}:Constants"), rows, atol=1e-5)
     for name, message in (
         ("NOT_A_NETWORK", "gives a int, expected a torch.nn.Module"),
         ("Maps", r"made \(12, 3, 8, 8\) of images \(12, 3, 8, 8\), expected \(12, d\)"),
@@ -340,11 +412,19 @@ def test_spaces_around_values_do_not_matter(tmp_path: Path) -> None:
 
 
 def test_costs_and_groups(tmp_path: Path) -> None:
-    path = write(tmp_path, "pool.csv", "id,x,minutes,site\n1,5,2.5,north\n1,6,3,south\n")
-    pool = open_pool(Reading(path, cost="minutes", group="site"))
-    assert pool.ids() == ["0", "1"] and pool.reading.id is None and pool.reading.features == ("x",)
+    path = write(tmp_path, "pool.csv", "key,x,minutes,site\n1,5,2.5,north\n1,6,3,south\n")
+    pool = open_pool(Reading(path, features=("x",), cost="minutes", group="site"))
+    assert pool.ids() == ["0", "1"] and pool.reading.id is None
     costs = pool.costs()
     assert costs is not None and costs.tolist() == [2.5, 3] and pool.groups() == ["north", "south"]
+
+
+def test_an_id_with_another_part_names_no_item(tmp_path: Path) -> None:
+    path = write(tmp_path, "pool.csv", "id,key,x\n1,a,5\n1,b,6\n")
+    for options in ({"group": "id"}, {"target": "id"}, {"features": ("id", "x")}):
+        assert open_pool(Reading(path, **options)).ids() == ["0", "1"]
+    pool = open_pool(Reading(path, id="key"))
+    assert pool.ids() == ["a", "b"] and pool.reading.features == ("x",)
 
 
 def test_fingerprints_change_with_content(tmp_path: Path) -> None:
@@ -400,8 +480,15 @@ BROKEN_TABLES: list[tuple[str | bytes, dict[str, Any], str]] = [
     ("id,x\n1,2\n", {"text": "y"}, "has no column 'y'"),
     ("id,x\n1,2\n", {"target": "x"}, "has no column to learn from"),
     ("id,x\n1,2\n", {"target": "x", "features": ("x",)}, "column 'x' is the target"),
-    ("k,x\na,2\na,3\n", {"id": "k"}, "holds 'a' in rows 0 and 1 of column 'k'"),
-    ("k,x\na,2\n ,3\n", {"id": "k"}, "holds nothing in row 1, column 'k'"),
+    ("k,x\na,2\na,3\n", {"id": "k"}, "column 'k' .* holds 'a' in rows 0 and 1; correct it"),
+    ("k,x\na,2\n ,3\n", {"id": "k"}, "column 'k' .* is empty in row 1; correct it"),
+    (
+        "id,x\na,2\n7,3\n7,3\n",
+        {},
+        "column 'id' of .* cannot name items since it holds '7' in rows 1 and 2; "
+        "name another column with --id, or rename this one to have items named by their row numbers",
+    ),
+    ("id,x\na,2\n ,3\n", {"target": "y"}, "column 'id' .* since it is empty in row 1; name another column"),
     ("x,c\n1,2\n1,0\n", {"cost": "c"}, "holds '0' in row 1, column 'c'; a cost is a number above zero"),
     ("x,c\n1,free\n", {"cost": "c"}, "holds 'free' in row 0, column 'c'"),
     ("x,g\n1,2\n1,\n", {"group": "g"}, "holds nothing in row 1, column 'g'"),
@@ -424,6 +511,7 @@ def test_broken_tables_are_refused(
         ("x,y\n1,2\n3,inf\n", {}, "holds inf in row 1, column 'y'; correct it"),
         ("x,y\n1,2\n1,2\n", {}, "nothing to learn from: 0 numbers .without 'x', 'y': a single value"),
         ("x,y\n?,2\n!,2\n", {"text": "x"}, "column 'x' holds no words"),
+        ("x\nred car\nred car\n", {"text": "x"}, "nothing to learn from: texts of 'x' .* in 0 dimensions"),
     ],
 )
 def test_tables_of_no_use_are_refused(

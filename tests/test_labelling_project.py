@@ -389,3 +389,82 @@ def test_the_program_itself(project):
         words, capture_output=True, text=True, timeout=120, cwd=Path(folder).parent, env=os.environ
     )
     assert done.returncode == 0 and json.loads(done.stdout)["counts"]["labelled"] == 20
+
+
+STANDING = """id,town,sold,area,who,note
+007,n/a,2025-05-22,50,ann,=1+1
+b2,Ulm,2024-01-31,n/a,bob,-3
+c3,,2023-12-01,1.50,,' quoted
+"""
+
+
+def as_rows(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_exports_have_the_columns_of_a_csv_pool_as_they_stand(tmp_path):
+    file, folder = tmp_path / "pool.csv", tmp_path / "project"
+    file.write_text(STANDING)
+    run("init", folder, "--pool", file, "--target", "price", "--task", "regression")
+    run("export", folder, tmp_path / "all.csv")
+    rows = as_rows(tmp_path / "all.csv")
+    names = ["id", "state", "price", "predicted", "deviation", "who", "at"]
+    assert list(rows[0]) == [*names, "town", "sold", "area", "item who", "note"]
+    own = [[row[name] for name in ("id", "town", "sold", "area", "item who", "note")] for row in rows]
+    assert own == [
+        ["007", "n/a", "2025-05-22", "50", "ann", "'=1+1"],  # no formula
+        ["b2", "Ulm", "2024-01-31", "n/a", "bob", "-3"],
+        ["c3", "", "2023-12-01", "1.50", "", "' quoted"],
+    ]
+    run("export", folder, tmp_path / "all.parquet")
+    table = pa.parquet.read_table(tmp_path / "all.parquet")
+    assert table.column_names == list(rows[0])
+    # Numbers are numbers there, and nothing is taken for a formula.
+    assert table["area"].to_pylist() == [50.0, None, 1.5]
+    assert table["sold"].to_pylist() == ["2025-05-22", "2024-01-31", "2023-12-01"]
+    assert table["town"].to_pylist() == ["n/a", "Ulm", None]
+    assert table["note"].to_pylist() == ["=1+1", "-3", "' quoted"]
+
+
+def test_exports_have_the_types_of_a_parquet_pool(tmp_path):
+    file, folder = tmp_path / "pool.parquet", tmp_path / "project"
+    days = pa.array([20230, 20231, None], pa.date32())
+    own = pa.table(
+        {
+            "town": pa.array(["Ulm", "@Bonn", None]).dictionary_encode(),
+            "day": days,
+            "rooms": pa.array([3, None, 2**60 + 1], pa.int64()),
+            "area": pa.array([0.1, -2.5, None], pa.float32()),
+            "sold": [True, False, None],
+            "at": days.cast(pa.timestamp("ms", "UTC")),
+        }
+    )
+    more = {"key": ["a", "b", "c"], "tax": [0.5, float("nan"), None]}
+    for name, values in more.items():
+        own = own.append_column(name, pa.array(values))
+    pa.parquet.write_table(own, file, row_group_size=2)
+    own = own.drop_columns(list(more))
+    run("init", folder, "--pool", file, "--id", "key", "--target", "price", "--task", "regression")
+    run("export", folder, tmp_path / "all.parquet")
+    table = pa.parquet.read_table(tmp_path / "all.parquet")
+    assert table.column_names[7:] == [*own.column_names[:-1], "item at", "tax"]
+    kept = table.select(table.column_names[7:-1]).rename_columns(own.column_names)
+    assert kept.schema.remove_metadata() == own.schema and kept.to_pylist() == own.to_pylist()
+    run("export", folder, tmp_path / "all.csv")
+    assert [list(row.values())[7:] for row in as_rows(tmp_path / "all.csv")] == [
+        ["Ulm", "2025-05-22", "3", "0.1", "True", "2025-05-22 00:00:00+00:00", "0.5"],
+        ["'@Bonn", "2025-05-23", "", "-2.5", "False", "2025-05-23 00:00:00+00:00", ""],
+        ["", "", str(2**60 + 1), "", "", "", ""],
+    ]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_exports_of_arrays_have_all_numbers(tmp_path, ending):
+    numbers = np.random.default_rng(0).normal(size=(5, 30))
+    np.save(tmp_path / "pool.npy", numbers)
+    folder, out = tmp_path / "project", tmp_path / f"all.{ending}"
+    run("init", folder, "--pool", tmp_path / "pool.npy", "--target", "kind", "--task", "classification")
+    run("export", folder, out)
+    rows = as_rows(out) if ending == "csv" else pa.parquet.read_table(out).to_pylist()
+    np.testing.assert_array_equal([[float(row[str(i)]) for i in range(30)] for row in rows], numbers)

@@ -178,6 +178,64 @@ def test_all_is_told(tmp_path: Path) -> None:
     assert tuple(reader.items[each]["id"] for each in first["near"]) == near
 
 
+def answered(report: ProjectReport, count: int) -> ProjectReport:
+    """The report once so many of the batch have labels."""
+    counts = {**report.counts, "labelled": 60 + count, "pending": 12 - count}
+    items = [
+        replace(item, state="labelled") if number < count else item for number, item in enumerate(report.map)
+    ]
+    return replace(report, counts=counts, map=items)
+
+
+def test_a_batch_that_is_answered_in_part() -> None:
+    reader = Reader(project_page(answered(sample(), 5)))
+    text = " ".join(reader.texts)
+    assert "Next to label: what is left of the batch, 7 of 12, of round 5, shown below." in text
+    assert "What to label next, and why" in text and "5 of its 12 items are no longer out" in text
+    assert text.index("date from round 5, when there were 60 labels") < text.index("Another 12 labels")
+    assert "flat-4" not in reader.texts and "flat-5" in reader.texts  # in the table
+    marked = [item["id"] for item in reader.items if "why" in item]
+    assert marked == [f"flat-{number}" for number in range(5, 12)]
+    assert {item["id"] for item in reader.items} >= {f"flat-{number}" for number in range(12)}
+
+
+def test_a_batch_that_is_answered() -> None:
+    done = answered(sample(), 12)
+    reader = Reader(project_page(done))
+    text = " ".join(reader.texts)
+    assert "Next to label" not in text and "What to label next" not in text
+    assert "Nothing is out: coresift select brings the next batch." in text
+    # What was foreseen is told with the batch and its date, and not on top as if it were to come.
+    places = [
+        "What was asked last, and why",
+        "date from round 5, when there were 60 labels",
+        "Another 12 labels",
+    ]
+    assert [text.count(words) for words in places] == [1, 1, 1]
+    assert sorted(map(text.index, places)) == [text.index(words) for words in places]
+    assert "flat-0" in reader.texts and reader.items[0]["why"].startswith("Number 1 of the batch")
+    # Of earlier rounds some may still be out.
+    late = project_page(replace(done, counts={**done.counts, "pending": 3}))
+    assert "Of earlier batches, 3 items still wait for an answer" in late and "Nothing is out" not in late
+
+
+def test_a_batch_that_everybody_skipped() -> None:
+    """No label came in, and still nothing is to come."""
+    report = sample()
+    skipped = [replace(item, state="skipped") if item.rank else item for item in report.map]
+    text = project_page(replace(report, map=skipped, counts={**report.counts, "pending": 0, "skipped": 21}))
+    assert text.index("What was asked last") < text.index("date from round 5") < text.index("Another 12")
+
+
+def test_why_an_error_is_that_of_fewer_labels() -> None:
+    tested = replace(sample(), curve=[CurvePoint(48, 5.0, 4.0, 6.0)])
+    text = project_page(tested)
+    assert "With 48 labels, the RMSE of price is 5, between 4 and 6; it was measured in round 5, by" in text
+    assert "by training on 48 of the 60 labels then and testing on others." in text
+    assert "measured in round 5, when there were as many." in project_page(answered(sample(), 12))
+    assert "was measured" not in project_page(sample())
+
+
 def test_nothing_is_loaded_and_the_page_stays_small() -> None:
     text = project_page(sample(3000))
     assert len(text.encode()) < 2_000_000

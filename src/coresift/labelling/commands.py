@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json as json_format
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,12 +19,15 @@ from coresift.errors import InputError
 
 if TYPE_CHECKING:
     from coresift.labelling.project import Project
-    from coresift.labelling.records import Chosen
+    from coresift.labelling.records import Chosen, Round
 
 # Imports are inside the commands: the others should not wait for them.
 
 ProjectFolder = Annotated[Path, typer.Argument(metavar="PROJECT", help="The project's folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+# New classes that are named after an ingest; the others are counted.
+_SHOWN_CLASSES = 10
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -48,8 +53,8 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 
 def _ids(given: list[str] | None) -> tuple[str, ...]:
-    """Ids as they are, or with ``@`` in front of the name of a file that has one in each line; ``@@`` stands
-    for an ``@`` that an id begins with.
+    """Ids as they are, or with ``@`` in front of the name of a file that has one in each line, or a column of
+    them as a batch has; ``@@`` stands for an ``@`` that an id begins with.
     """
     found: list[str] = []
     for one in given or ():
@@ -57,11 +62,40 @@ def _ids(given: list[str] | None) -> tuple[str, ...]:
             found.append(one.replace("@@", "@", 1) if one.startswith("@@") else one)
             continue
         try:
-            lines = Path(one[1:]).read_text(encoding="utf-8-sig").splitlines()
+            text = Path(one[1:]).read_bytes().decode("utf-8-sig")
+            under_id = _id_column(text)
+        except csv.Error:
+            raise InputError(
+                f"cannot read ids from {one[1:]}: a quotation mark is not closed, or text follows it; mend "
+                "that, or give a file with one id in each line"
+            ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read ids from {one[1:]}: {error}") from None
-        found += [line.strip() for line in lines if line.strip()]
-    return tuple(found)
+        found += [line.strip() for line in text.splitlines()] if under_id is None else under_id
+    return tuple(one for one in found if one.strip())
+
+
+def _id_column(text: str) -> list[str] | None:
+    """The column ``id`` of a CSV file, such as a batch; nothing where the first line does not name one."""
+    from coresift.labelling.files import guarded
+
+    text = text.lstrip("\r\n")
+    first = text.splitlines()[:1]
+    for separator in ",;\t":
+        names = [name.strip() for name in next(csv.reader(first, delimiter=separator), [])]
+        if "id" not in names:
+            continue
+        before = csv.field_size_limit(2**31 - 1)  # texts of a batch may be long
+        try:
+            source = io.StringIO(text, newline="")
+            # Strict, since otherwise a quotation mark that is not closed swallows the ids after it.
+            rows = list(csv.reader(source, delimiter=separator, strict=True))[1:]
+        finally:
+            csv.field_size_limit(before)
+        cells = [row[names.index("id")] for row in rows if len(row) > names.index("id")]
+        # A batch has an apostrophe before ids that a spreadsheet would run.
+        return [cell[1:] if guarded(cell[1:]) == cell else cell for cell in cells]
+    return None
 
 
 def init(
@@ -190,6 +224,9 @@ def select(
             f"round {made.number}: {len(made.batch)} items by {made.strategy}, after {made.labels} labels"
             + (" (chosen before, and nothing came in since)" if again else "")
         ]
+        shortage = _shortage(opened, made)
+        if shortage is not None:
+            lines.append(shortage)
         if made.notes.get("cold"):
             lines.append(
                 "too few labels for a model yet, or all the same: this batch is spread over the pool by its "
@@ -200,7 +237,21 @@ def select(
             lines.append(
                 f"written to {out}; fill in {opened.target!r} and run: coresift ingest {project} {out}"
             )
-        _say(json, {**asdict(made), "again": again, "out": str(out) if out else None}, *lines)
+        facts = {**asdict(made), "again": again, "shortage": shortage, "out": str(out) if out else None}
+        _say(json, facts, *lines)
+
+
+def _shortage(project: Project, made: Round) -> str | None:
+    """Why a batch has fewer items than were asked for; nothing where it has as many."""
+    size, asked = len(made.batch), made.asked
+    if asked["batch_size"] is None or size >= asked["batch_size"]:
+        return None
+    some = f"only {size} {'item was' if size == 1 else 'items were'}"
+    if not project.ledger.counts()["unlabelled"]:
+        return f"{some} left, not {asked['batch_size']}"
+    if asked["budget"] is not None or asked["per_group"] is not None:
+        return f"{some} within the limits, not {asked['batch_size']}"
+    return f"{some} looked at, not {asked['batch_size']}; --more brings further ones"
 
 
 def _check_batch_file(project: Project, out: Path) -> None:
@@ -249,7 +300,8 @@ def ingest(
     from coresift.labelling.project import Project
 
     with Project(project) as opened:
-        changed = asdict(opened.ingest_file(file, wait))
+        ingested, new_classes = opened.ingest_file(file, wait)
+        changed = asdict(ingested)
         counts = opened.ledger.counts()
         words = {
             "new": "new labels",
@@ -261,10 +313,22 @@ def ingest(
         said = ", ".join(f"{changed[name]} {word}" for name, word in words.items() if changed[name])
         _say(
             json,
-            {**changed, "counts": counts},
+            {**changed, "counts": counts, "new_classes": new_classes},
             f"{file}: {said or 'no answers in it'}",
             f"{counts['labelled']:,} labels now, {counts['pending']:,} items still out",
+            *_about_new_classes(new_classes),
         )
+
+
+def _about_new_classes(counts: Mapping[str, int]) -> list[str]:
+    if not counts:
+        return []
+    some = list(counts.items())[:_SHOWN_CLASSES]
+    shown = [f"{name if len(name) <= 60 else f'{name[:57]}...'!r} ({count})" for name, count in some]
+    more = f" and {len(counts) - len(shown)} more" if len(counts) > len(shown) else ""
+    return [
+        f"new classes: {', '.join(shown)}{more}; if that is a mistake, correct the file and ingest it again"
+    ]
 
 
 def status(project: ProjectFolder, json: Json = False) -> None:
@@ -361,7 +425,7 @@ def export(
 
 def reopen(
     project: ProjectFolder,
-    items: Annotated[list[str], typer.Argument(help="Ids, or @FILE of ids.")],
+    items: Annotated[list[str], typer.Argument(help="Ids, or @FILE of ids or of a batch.")],
     json: Json = False,
 ) -> None:
     """Let items be chosen again that are pending, skipped or excluded."""

@@ -32,6 +32,13 @@ ROWS, TEXTS, PICTURES, EMBEDDED = 100_000, 30_000, 4_000, 500
 CATEGORIES = 20
 WORDS, TOPICS = 20_000, 100
 SIDE, DIRECTIONS = 32, 64
+# Features that vary by less than this share of the numbers they were computed from are rounding, which a
+# model that scales its inputs would blow up to the size of the rest. Single precision, in which images and
+# networks are, errs by 6e-8 of a number and some 1e-6 after a long sum; a word that two texts in 30,000 have
+# still makes a deviation of some 1e-3.
+ROUNDING = 1e-5
+# The same of numbers in double precision, where a difference of 1e-13 takes a thousand steps of rounding.
+ROUNDING_DOUBLE = 1e-13
 
 
 @dataclass(frozen=True)
@@ -141,6 +148,17 @@ def _numbers(sample: Floats, names: Sequence[str]) -> Encoder:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
+    low, high = np.fmin.reduce(sample), np.fmax.reduce(sample)
+    rounding = ROUNDING_DOUBLE * np.fmax(abs(low), abs(high))
+
+    def above(numbers: Floats) -> Floats:
+        # From the lowest, since the scaler leaves as it is what varies little beside its mean, as times
+        # within a second do. What 0.1 + 0.2 and 0.3 differ by is no difference.
+        over: Floats = numbers - low
+        over[abs(over) <= rounding] = 0
+        return over
+
+    sample = above(sample)
     missing = np.isnan(sample)
     # Missing in some rows and the same in all others is something to learn from.
     varied = (np.fmax.reduce(sample) > np.fmin.reduce(sample)) | (missing.any(0) & ~missing.all(0))
@@ -154,13 +172,13 @@ def _numbers(sample: Floats, names: Sequence[str]) -> Encoder:
     # A mark that one row in a thousand has would be thirty deviations away, and the oddest thing in the pool
     # to a model that has not met it yet.
     before, scaler = scale[:-1].transform(sample[:, varied]), scale[-1]
-    low, high = before.min(0), before.max(0)
-    two = ((before == low) | (before == high)).all(0)
-    scaler.mean_[two], scaler.scale_[two] = low[two], (high - low)[two]
+    least, most = before.min(0), before.max(0)
+    two = ((before == least) | (before == most)).all(0)
+    scaler.mean_[two], scaler.scale_[two] = least[two], (most - least)[two]
 
     def encode(block: Block) -> npt.NDArray[Any]:
         # A single number a thousand deviations away would outweigh all else that is known of an item.
-        scaled: Floats = scale.transform(block.numbers[:, varied])
+        scaled: Floats = scale.transform(above(block.numbers)[:, varied])
         return np.clip(scaled, -10, 10, out=scaled)
 
     return Encoder(
@@ -205,11 +223,44 @@ def _left_out(names: Sequence[str], which: npt.NDArray[np.bool_], why: str) -> s
     return f" (without {', '.join(left[:5])}{more}: {why})" if left else ""
 
 
-def _scaled(sample: npt.NDArray[Any]) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
-    """Features about their mean and of variance 1 on average: one scale for all keeps their distances."""
-    mean = sample.mean(0)
-    size = float(np.sqrt(np.mean((sample - mean) ** 2))) or 1.0
-    return lambda features: (features - mean) / size
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """Features about their mean and of variance 1 on average: one scale for all keeps their distances.
+
+    Attributes
+    ----------
+    kept : (d,) whether a feature is more than rounding; the others are left out.
+    mean : (d,)
+    size : of all features.
+    """
+
+    kept: npt.NDArray[np.bool_]
+    mean: npt.NDArray[Any]
+    size: float
+
+    def __call__(self, features: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """(n, d) features to those kept of them, scaled."""
+        scaled: npt.NDArray[Any] = ((features - self.mean) / self.size)[:, self.kept]
+        return scaled
+
+    @property
+    def width(self) -> str:
+        """How many features are kept, in words."""
+        return _count(int(self.kept.sum()), "dimension")
+
+
+def _scale(sample: npt.NDArray[Any], made_of: npt.NDArray[Any] | float) -> Scale:
+    """The scale of ``sample`` (n, d), computed from numbers as large as ``made_of``, (d,) or one for all."""
+    deviation = sample.std(0)
+    kept = deviation > ROUNDING * made_of
+    size = float(np.sqrt(np.mean(deviation[kept] ** 2))) if kept.any() else 1.0
+    return Scale(kept, sample.mean(0), size)
+
+
+def _embedding_scale(sample: npt.NDArray[Any]) -> Scale:
+    """The scale of what a network gives (n, d), without features that are the same for all."""
+    sample = sample.astype(np.float64)
+    return _scale(sample, np.sqrt(np.mean(sample**2, axis=0)))
 
 
 def _texts(sample: Sequence[str], name: str, embedding: str | None, seed: int) -> Encoder:
@@ -229,7 +280,7 @@ def _texts(sample: Sequence[str], name: str, embedding: str | None, seed: int) -
         def embed(texts: Sequence[str]) -> npt.NDArray[Any]:
             return np.asarray(model.encode(list(texts), show_progress_bar=False))  # (n, 384)
 
-        scale = _scaled(embed(sample[:EMBEDDED]))
+        scale = _embedding_scale(embed(sample[:EMBEDDED]))
         return Encoder(
             lambda block: scale(embed(block.texts)), f"texts of {name!r} embedded by all-MiniLM-L6-v2"
         )
@@ -244,18 +295,20 @@ def _texts(sample: Sequence[str], name: str, embedding: str | None, seed: int) -
         # Words of one text only tell it from all others, unless there are few texts.
         min_df=2 if len(sample) > 1000 else 1,
         strip_accents="unicode",
-        dtype=np.float32,
+        # In single precision the topics of 30,000 texts are off by 3e-5, too near to what rare words make.
+        dtype=np.float64,
     )
     try:
         weights = words.fit_transform(sample)
     except ValueError:
         raise InputError(f"column {name!r} holds no words; is it the text to learn from?") from None
     topics = TruncatedSVD(min(TOPICS, *weights.shape), random_state=seed)
-    with np.errstate(
-        invalid="ignore", divide="ignore"
-    ):  # no variance to explain where all texts are the same
-        scale = _scaled(topics.fit_transform(weights))
-    about = f"texts of {name!r} by their words in {_count(topics.n_components, 'dimension')}"
+    # There is no variance to explain where all texts are the same.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scores = topics.fit(weights).transform(weights)
+    # Few distinct texts have few directions, and other topics are rounding beside the size of their weights.
+    scale = _scale(scores, float(np.linalg.norm(weights.data)) / np.sqrt(len(sample)))
+    about = f"texts of {name!r} by their words in {scale.width}"
     return Encoder(lambda block: scale(topics.transform(words.transform(block.texts))), about)
 
 
@@ -263,19 +316,22 @@ def _images(pool: ItemPool, positions: npt.NDArray[np.int64], embedding: str | N
     """Images in the main directions of their colours and edges, or as a network sees them."""
     if embedding is not None:
         embed = _network(embedding)
-        scale = _scaled(embed(pool.take(positions[:: max(1, len(positions) // EMBEDDED)])))
+        scale = _embedding_scale(embed(pool.take(positions[:: max(1, len(positions) // EMBEDDED)])))
         return Encoder(lambda block: scale(embed(block)), f"images embedded by {embedding}")
 
     from sklearn.decomposition import PCA
 
-    def look(block: Block) -> Features:
-        return colours_and_edges(_decoded(block.images, SIDE))
+    def look(block: Block) -> Floats:
+        # In double precision, for the same reason as the weights of words.
+        return colours_and_edges(_decoded(block.images, SIDE)).astype(np.float64)
 
     sample = look(pool.take(positions))
     directions = PCA(min(DIRECTIONS, *sample.shape), random_state=seed)
     with np.errstate(invalid="ignore", divide="ignore"):  # a single image has no variance
-        scale = _scaled(directions.fit_transform(sample))
-    about = f"images by their colours and edges in {_count(directions.n_components, 'dimension')}"
+        scores = directions.fit(sample).transform(sample)
+    # Of n images n - 1 directions tell them apart at most, and fewer where some are copies.
+    scale = _scale(scores, float(np.linalg.norm(sample)) / np.sqrt(len(sample)))
+    about = f"images by their colours and edges in {scale.width}"
     return Encoder(lambda block: scale(directions.transform(look(block))), about)
 
 

@@ -47,8 +47,8 @@ class Reading:
     Attributes
     ----------
     path : of a .csv, .parquet or .npy file or a folder of images.
-    id : column with the names of items; by default one called "id" if its values are distinct, else items
-        are named by their row, from 0.
+    id : column with the names of items; by default one called "id" that has no other part here. Without one,
+        items are named by their row, from 0.
     target : what to predict; its column may be absent, or filled in some rows only.
     features : columns to learn from, by default all that have no other part to play here.
     text : column of text to learn from.
@@ -124,6 +124,23 @@ class ItemPool(ABC):
     def describe(self, positions: Positions) -> list[dict[str, str]]:
         """What people are shown of the items in ``positions``: what columns but id and target hold."""
 
+    def own_columns(self, *, as_text: bool) -> Iterator[dict[str, Any]]:
+        """What the columns but id and target hold, in their order, as Arrow arrays of some rows at a time.
+
+        Where the file is CSV, ``as_text`` gives numbers as they stand there, 007 and 1.50; else they are
+        numbers. All else has the types of the file.
+        """
+        import pyarrow as pa
+
+        for block in self.blocks():
+            columns = {
+                name: pa.array(numbers, from_pandas=True)
+                for name, numbers in zip(self.numbers, block.numbers.T, strict=True)
+            }
+            if len(block.images):
+                columns["image"] = pa.array([str(file) for file in block.images])
+            yield columns
+
     def fingerprint(self) -> str:
         """SHA-256 of the content."""
         with open(self.reading.path, "rb") as file:
@@ -175,11 +192,11 @@ class TablePool(ItemPool):
         parts = {reading.id or "id", reading.target, reading.cost, reading.group}
         columns = self._columns([name for name in kinds if name in parts])
         free = "id" not in (reading.target, reading.cost, reading.group, reading.text, *reading.features)
-        ids = columns.get("id", [None])
-        if reading.id is None and free and None not in ids and len(set(ids)) == len(self):
+        named = reading.id is not None
+        if not named and free and "id" in columns:
             reading = replace(reading, id="id")
         if not reading.features:
-            # A repeated "id" names no item, but is nothing to learn from either.
+            # An "id" beside another that names items is nothing to learn from either.
             others = parts | {reading.text, "id"}
             reading = replace(reading, features=tuple(name for name in file.columns if name not in others))
         self.reading = reading
@@ -187,8 +204,7 @@ class TablePool(ItemPool):
         self.numbers = [name for name in reading.features if kinds[name] in ("number", "date")]
         self.categories = [name for name in reading.features if kinds[name] == "category"]
         self._targets = columns.get(reading.target or "")
-        self._ids = self._filled(reading.id, columns)
-        self._check_ids()
+        self._ids = None if reading.id is None else self._as_ids(columns[reading.id], named)
         self._groups = self._filled(reading.group, columns)
         costs = self._filled(reading.cost, columns)
         self._costs = None if costs is None else self._as_costs(costs)
@@ -234,14 +250,24 @@ class TablePool(ItemPool):
             )
         return [value for value in values if value is not None]
 
-    def _check_ids(self) -> None:
-        rows: dict[str, int] = {}
-        for row, name in enumerate(self._ids or ()):
-            if rows.setdefault(name, row) != row:
-                raise InputError(
-                    f"{self.reading.path} holds {name!r} in rows {rows[name]} and {row} of column "
-                    f"{self.reading.id!r}; an id names one item"
+    def _as_ids(self, values: Sequence[str | None], named: bool) -> list[str]:
+        """The names of items in a column that somebody ``named``, or that was found by being called "id".
+
+        One that was found is no less binding: with rows for names in its place, labels that come by its ids
+        would go to the rows of these numbers.
+        """
+        if wrong := _no_ids(values):
+            advice = "correct it, or name another column with --id"
+            if not named:
+                advice = (
+                    "name another column with --id, "
+                    "or rename this one to have items named by their row numbers"
                 )
+            raise InputError(
+                f"column {self.reading.id!r} of {self.reading.path} cannot name items "
+                f"since it {wrong}; {advice}"
+            )
+        return [value for value in values if value is not None]
 
     def _as_costs(self, texts: Sequence[str]) -> Floats:
         costs = np.array([float(text) if _is_number(text) else np.nan for text in texts])
@@ -273,15 +299,28 @@ class TablePool(ItemPool):
 
     def describe(self, positions: Positions) -> list[dict[str, str]]:
         position = _positions(positions, len(self))
-        hidden = (self.reading.id, self.reading.target)
-        names = [
-            name for name in self._file.columns if name not in hidden and self._file.kinds[name] in USABLE
-        ]
+        names = self._shown()
         shown: dict[int, dict[str, str]] = {}
         for rows, columns in self._file.texts(names, np.unique(position)):
             for row, values in zip(rows.tolist(), zip(*columns, strict=True), strict=True):
                 shown[row] = {name: value or "" for name, value in zip(names, values, strict=True)}
         return [dict(shown.get(row, {})) for row in position.tolist()]
+
+    def own_columns(self, *, as_text: bool) -> Iterator[dict[str, Any]]:
+        names = self._shown()
+        batches = self._file.rows(names, as_text=True)
+        for batch in (batch for _, batch in batches) if as_text else self._file.typed(names):
+            yield {name: batch.column(name) for name in names}
+
+    def _shown(self) -> list[str]:
+        """The columns but id and target, in their order; an index of pandas where it is learned from."""
+        hidden = (self.reading.id, self.reading.target)
+        known = (*self._file.columns, *self.reading.features)
+        return [
+            name
+            for name, kind in self._file.kinds.items()
+            if name in known and name not in hidden and kind in USABLE
+        ]
 
     def blocks(self) -> Iterator[Block]:
         return self._blocks(None)
@@ -407,6 +446,17 @@ def _check_numbers(path: str, numbers: Floats, rows: Rows, names: Sequence[str])
             f"{path} holds {numbers[row, column]} in row {rows[row]}, column {names[column]!r}; "
             "correct it, or leave it empty if it is not known"
         )
+
+
+def _no_ids(values: Sequence[str | None]) -> str | None:
+    """Why a column's values cannot name items, if so: one is missing or comes twice."""
+    first: dict[str, int] = {}
+    for row, value in enumerate(values):
+        if value is None:
+            return f"is empty in row {row}"
+        if first.setdefault(value, row) != row:
+            return f"holds {value!r} in rows {first[value]} and {row}"
+    return None
 
 
 def _refuse_columns(reading: Reading, what: str) -> None:

@@ -54,6 +54,10 @@ class TableFile(ABC):
         for rows, batch in self.rows(names, as_text=True, wanted=wanted) if names else ():
             yield rows, [as_texts(batch.column(name)) for name in names]
 
+    def typed(self, names: Sequence[str]) -> Iterator[Any]:
+        """All rows by record batches, with the types of the file; see `CsvFile` for one that has none."""
+        return (batch for _, batch in self.rows(names, as_text=True))
+
 
 class CsvFile(TableFile):
     """A CSV file with a header, read in pieces of some megabytes.
@@ -126,6 +130,19 @@ class CsvFile(TableFile):
                     rows,
                     pa.record_batch([_cast(batch.column(name), self._types[name]) for name in names], names),
                 )
+
+    def typed(self, names: Sequence[str]) -> Iterator[Any]:
+        """All rows by record batches: columns of numbers as such, and others as text that stands there."""
+        import pyarrow as pa
+
+        for _, batch in self.rows(names, as_text=True):
+            columns = [
+                _present(batch.column(name), self._types[name])
+                if self.kinds[name] == "number"
+                else batch.column(name)
+                for name in names
+            ]
+            yield pa.record_batch(columns, list(names))
 
 
 class ParquetFile(TableFile):
@@ -215,6 +232,16 @@ def _cast(column: Any, type: Any) -> Any:
         return column.cast(type)
     except pa.ArrowInvalid:
         return compute.call_function("utf8_trim_whitespace", [column]).cast(type)
+
+
+def _present(column: Any, type: Any) -> Any:
+    """Text as ``type``, and nothing where the CSV reader takes a word for a missing value."""
+    import pyarrow as pa
+    import pyarrow.compute as compute
+    import pyarrow.csv
+
+    missing = compute.is_in(column, value_set=pa.array(pa.csv.ConvertOptions().null_values))
+    return _cast(compute.if_else(missing, pa.scalar(None, column.type), column), type)
 
 
 def _fits(column: Any, type: Any) -> bool:

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from html import escape
 from itertools import pairwise
@@ -108,17 +108,24 @@ def project_page(report: ProjectReport) -> str:
     >>> "3 of 10 items are labelled" in project_page(new)
     True
     """
-    batch = sorted((item for item in report.map if item.rank is not None), key=lambda item: item.rank or 0)
+    asked = sorted((item for item in report.map if item.rank is not None), key=lambda item: item.rank or 0)
+    still_out = [item for item in asked if item.state == "pending"]
+    done = bool(asked) and not still_out
+    heading = "What was asked last, and why" if done else "What to label next, and why"
     settings = [[_cut(key), _cut(value, BATCH_TEXT)] for key, value in report.settings.items()]
     sections: dict[str, list[Part]] = {
         "How the error falls": _curve(report),
-        "What to label next, and why": _batch(report, batch),
+        heading: _last_batch(report, asked) if done else _open_batch(report, asked, still_out),
         "Labels so far": _labels(report),
         "Rounds": _rounds(report),
     }
-    parts: list[Part] = [_summary(report, len(batch)), _states(report.counts), *report.worth]
-    for heading, section in sections.items():
-        parts += [Heading(heading), *section]
+    parts: list[Part] = [_summary(report, len(asked), len(still_out)), _states(report.counts)]
+    # Once the batch is done, what it should bring is told with the batch: on top it would read as news.
+    if not done:
+        current = not report.rounds or report.rounds[-1].labels == report.counts.get("labelled", 0)
+        parts += [*([] if current else _dated(report)), *report.worth]
+    for title, section in sections.items():
+        parts += [Heading(title), *section]
     if settings:
         parts += [
             Heading("Settings"),
@@ -127,20 +134,47 @@ def project_page(report: ProjectReport) -> str:
     return page(f"{_cut(report.name)}: the state of the labelling", parts)
 
 
-def _summary(report: ProjectReport, size: int) -> str:
+def _summary(report: ProjectReport, size: int, still_out: int) -> str:
     labelled, pending, skipped = (report.counts.get(state, 0) for state in ("labelled", "pending", "skipped"))
     text = f"A {report.task} project; the label is {_cut(report.target)}. {labelled:,} of "
     text += f"{sum(report.counts.values()):,} items are labelled, {pending:,} wait for an answer, "
     text += f"{skipped:,} were skipped."
-    last_round = report.rounds[-1].number if report.rounds else 0
-    if report.rounds and report.answered.get(last_round, 0) < size:
-        text += f" Next to label: the batch of round {last_round}, shown below, of size {size}."
+    if report.rounds and still_out:
+        left = "the batch" if still_out == size else f"what is left of the batch, {still_out:,} of {size:,},"
+        of_size = f", of size {size}" if still_out == size else ""
+        text += f" Next to label: {left} of round {report.rounds[-1].number}, shown below{of_size}."
+    elif report.rounds and not pending:
+        text += " Nothing is out: coresift select brings the next batch."
     if report.curve:
         last = report.curve[-1]
         text += f" With {last.labels:,} labels, the {_cut(report.error_name)} is {last.error:.3g}"
         known = math.isfinite(last.low) and math.isfinite(last.high)
-        text += f", between {last.low:.3g} and {last.high:.3g}." if known else "."
+        text += f", between {last.low:.3g} and {last.high:.3g}" if known else ""
+        text += f"{_measured(report, last.labels)}."
     return text
+
+
+def _measured(report: ProjectReport, learned: int) -> str:
+    """Why an error is that of fewer labels than there are: some only tested it, others came in later."""
+    if not report.rounds or learned == report.counts.get("labelled", 0):
+        return ""
+    number, there = report.rounds[-1].number, report.rounds[-1].labels
+    if learned == there:
+        return f"; it was measured in round {number}, when there were as many"
+    # Not "on all others": of many labels, some are neither trained nor tested on.
+    trained = f"by training on {learned:,} of the {there:,} labels then and testing on others"
+    return f"; it was measured in round {number}, {trained}"
+
+
+def _dated(report: ProjectReport) -> list[Part]:
+    """Of which round the figures are."""
+    if not report.rounds or not (report.worth or report.curve):
+        return []
+    last = report.rounds[-1]
+    return [
+        f"The figures date from round {last.number}, when there were {last.labels:,} labels; the next "
+        "coresift select brings new ones."
+    ]
 
 
 def _states(counts: Mapping[State, int]) -> Markup:
@@ -162,7 +196,8 @@ def _curve(report: ProjectReport) -> list[Part]:
     if not (report.curve or report.fitted):
         return ["There is no curve yet: it begins once there are labels enough for cross-validation."]
     name = _cut(report.error_name)
-    caption = f"{name}, by the number of labels. Bars and bands are intervals; what is yet to come is dashed."
+    caption = f"{name}, by the number of labels. Bars and bands are intervals; what is not measured yet is "
+    caption += "dashed."
     return [Picture(error_with_forecast(report.curve, report.fitted, report.random, name), caption)]
 
 
@@ -200,19 +235,59 @@ def _rounds(report: ProjectReport) -> list[Part]:
     return [Table(columns, rows, "The batches, and how long it took to choose them.")]
 
 
-def _batch(report: ProjectReport, batch: Sequence[PlacedItem]) -> list[Part]:
-    items = [*batch, *(item for item in report.map if item.rank is None)]
+def _last_batch(report: ProjectReport, batch: Sequence[PlacedItem]) -> list[Part]:
+    """A batch of which nothing is out any more, and what was said of it."""
+    others = [item for item in report.map if item.rank is None]
+    caption = "The last batch, of which nothing is out any more, in the order of choice; the share is of the "
+    caption += "pool, for which an item stands."
+    return [
+        *_dated(report),
+        *report.worth,
+        *_earlier(report, 0),
+        *_drawn(report, [*batch, *others]),
+        _table(batch, caption),
+    ]
+
+
+def _open_batch(
+    report: ProjectReport, asked: Sequence[PlacedItem], still_out: Sequence[PlacedItem]
+) -> list[Part]:
+    """What is still to be labelled of a batch; the rest of it is on the map like any other item."""
+    others = [
+        replace(item, rank=None, weight=None, stands_for=(), share=None)
+        for item in report.map
+        if item.rank is None or item.state != "pending"
+    ]
+    parts = [*_earlier(report, len(still_out)), *_drawn(report, [*still_out, *others])]
+    if not still_out:
+        return [*parts, "Nothing is asked for: no batch has been chosen."]
+    caption = "The batch, in the order of choice; the share is of the pool, for which an item stands."
+    if len(still_out) < len(asked):
+        caption += f" {len(asked) - len(still_out):,} of its {len(asked):,} items are no longer out and not "
+        caption += "shown here."
+    return [*parts, _table(still_out, caption)]
+
+
+def _earlier(report: ProjectReport, still_out: int) -> list[Part]:
+    """Where to find what is out and not of the last batch."""
+    count = report.counts.get("pending", 0) - still_out
+    if not report.rounds or count <= 0:
+        return []
+    return [f"Of earlier batches, {count:,} items still wait for an answer: coresift pending lists them."]
+
+
+def _drawn(report: ProjectReport, items: Sequence[PlacedItem]) -> list[Part]:
     placed = [item for item in items if math.isfinite(item.x) and math.isfinite(item.y)]
-    parts: list[Part] = [_map(placed, report.map_about)] if placed else []
-    if not batch:
-        return [*parts, "Nothing is asked for: no batch has been chosen, or all of it has an answer."]
+    return [_map(placed, report.map_about)] if placed else []
+
+
+def _table(batch: Sequence[PlacedItem], caption: str) -> Table:
     names = _columns(batch)[:COLUMNS]
     numbers = [[str(item.rank), _number(item.weight), _number(item.share, ".1%")] for item in batch]
     texts = [_texts(item, names, BATCH_TEXT) for item in batch]
     rows = [[_cut(item.id), *a, *b] for item, a, b in zip(batch, numbers, texts, strict=True)]
     columns = ["id", "rank", "weight", "share", *map(_cut, names)]
-    caption = "The batch, in the order of choice; the share is of the pool, for which an item stands."
-    return [*parts, Table(columns, rows, caption, words=True)]
+    return Table(columns, rows, caption, words=True)
 
 
 def _map(items: Sequence[PlacedItem], about: str) -> Markup:

@@ -1,0 +1,158 @@
+"""What the commands of a project tell people, and what they take from files that people have at hand."""
+
+import csv
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from typer.testing import CliRunner
+
+from coresift.cli import app
+
+N = 60
+
+
+def run(*words, code=0):
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == code, done.output + repr(done.exception)
+    return done.output
+
+
+def say(*words):
+    return json.loads(run(*words, "--json"))
+
+
+def begin(folder, known=20, ids=None, more=()):
+    """A project on 60 items of which the first have a label."""
+    rng = np.random.default_rng(0)
+    kinds = [("bill", "ship", "tech")[row % 3] if row < known else None for row in range(N)]
+    columns = {
+        "id": ids or [f"item-{row}" for row in range(N)],
+        "a": rng.normal(size=N),
+        "group": [f"g{row % 5}" for row in range(N)],
+        "kind": pa.array(kinds, pa.string()),
+    }
+    pa.parquet.write_table(pa.table(columns), folder / "pool.parquet")
+    words = "--target", "kind", "--task", "classification", "--group", "group"
+    run("init", folder / "project", "--pool", folder / "pool.parquet", *words, *more)
+    return folder / "project"
+
+
+def labels(path, given):
+    path.write_text("id,kind\n" + "".join(f"item-{row},{label}\n" for row, label in given.items()))
+    return path
+
+
+# A batch that is smaller than was asked for.
+
+
+def test_fewer_are_left_than_were_asked_for(tmp_path):
+    project = begin(tmp_path)
+    lines = run("select", project, "--batch-size", 500).splitlines()
+    assert "only 40 items were left, not 500" in lines
+    again = say("select", project, "--batch-size", 500)
+    assert again["shortage"] == "only 40 items were left, not 500" and len(again["batch"]) == 40
+
+
+def test_limits_are_not_taken_for_the_end_of_the_pool(tmp_path):
+    project = begin(tmp_path)
+    assert say("select", project, "--batch-size", 5)["shortage"] is None
+    words = "select", project, "--batch-size", 20, "--more"
+    assert "only 5 items were within the limits, not 20" in run(*words, "--per-group", 1)
+    assert "only 7 items were looked at, not 20; --more brings" in run(*words, "--candidates", 7)
+    assert "only" not in run("select", project, "--batch-size", 3, "--more").splitlines()[1]
+
+
+# Ids from a file.
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_batch_file_is_read_for_its_ids(tmp_path, separator):
+    # One that a spreadsheet would run, one in which lines end, one with an apostrophe of its own.
+    ids = ["=1+1", "two\nlines, one id", "'plain", *(f"item-{row}" for row in range(3, N))]
+    project = begin(tmp_path, known=0, ids=ids)
+    batch = tmp_path / "batch.csv"
+    run("select", project, "--batch-size", N, "--out", batch)
+    if separator != ",":  # as a spreadsheet saves it
+        with batch.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.reader(file))
+        with batch.open("w", newline="", encoding="utf-8-sig") as file:
+            csv.writer(file, delimiter=separator).writerows(rows)
+    assert say("reopen", project, f"@{batch}")["reopened"] == N
+
+
+def test_ids_of_a_batch_with_a_long_text(tmp_path):
+    project, batch = begin(tmp_path), tmp_path / "batch.csv"
+    batch.write_text(f'id,text\nitem-30,"{"word " * 40_000}"\n\nitem-31,short\n')
+    run("select", project, "--batch-size", 40)
+    assert say("reopen", project, f"@{batch}")["reopened"] == 2
+
+
+def test_ids_one_a_line_and_a_broken_batch(tmp_path):
+    project, file = begin(tmp_path), tmp_path / "ids"
+    run("select", project, "--batch-size", 40)
+    file.write_text("\n item-30 \r\nitem-31")
+    assert say("reopen", project, f"@{file}")["reopened"] == 2
+    file.write_text('id,text\nitem-32,"never closed\nitem-33,x\n')
+    text = run("reopen", project, f"@{file}", code=2)
+    assert "cannot read ids" in text and "is not closed" in text and text.count("\n") == 1
+
+
+# Classes that nobody gave before.
+
+
+def test_new_classes_are_told(tmp_path):
+    project = begin(tmp_path)
+    given = labels(tmp_path / "one.csv", {30: "Bill ", 31: "bill", 32: "tehc", 33: "Bill"})
+    lines = run("ingest", project, given).splitlines()
+    wrong = "'Bill' (2), 'tehc' (1)"
+    assert lines[2:] == [f"new classes: {wrong}; if that is a mistake, correct the file and ingest it again"]
+    assert say("ingest", project, given)["new_classes"] == {}  # they are known by now
+    right = labels(tmp_path / "one.csv", {30: "bill", 31: "bill", 32: "tech", 33: "bill"})
+    corrected = say("ingest", project, right)
+    assert (corrected["corrected"], corrected["new_classes"]) == (3, {})
+    other = labels(tmp_path / "two.csv", {40: "tehc"})
+    assert say("ingest", project, other)["new_classes"] == {"tehc": 1}
+
+
+def test_many_new_classes_are_counted(tmp_path):
+    project = begin(tmp_path)
+    given = labels(tmp_path / "one.csv", {20 + row: f"kind {row}" for row in range(12)} | {40: "x" * 500})
+    line = run("ingest", project, given).splitlines()[2]
+    assert " and 3 more; if" in line and len(line) < 300
+
+
+def test_no_class_is_new_at_first_or_where_they_were_named(tmp_path):
+    for name, options in (("first", {"known": 0}), ("named", {"more": ["--classes", "bill,ship,tech,late"]})):
+        (tmp_path / name).mkdir()
+        project = begin(tmp_path / name, **options)
+        given = labels(tmp_path / "one.csv", {30: "late", 31: "bill"})
+        assert "new classes" not in run("ingest", project, given)
+
+
+# The page, once answers came in.
+
+
+def test_the_page_after_the_batch_is_answered(tmp_path):
+    project = begin(tmp_path, known=40)
+    batch = [int(one["id"][5:]) for one in say("select", project, "--batch-size", 6)["batch"]]
+    given = {row: ("bill", "ship", "tech")[row % 3] for row in batch}
+    page = project / "report.html"
+
+    def told():
+        run("report", project)
+        return page.read_text(encoding="utf-8")
+
+    assert "What to label next, and why" in told() and "date from round" not in told()
+    run("ingest", project, labels(tmp_path / "some.csv", {row: given[row] for row in batch[:2]}))
+    assert "4 of 6, of round 1" in told() and "date from round 1, when there were 40 labels" in told()
+    run("ingest", project, labels(tmp_path / "all.csv", given))
+    text = told()
+    assert "What was asked last, and why" in text and "What to label next" not in text
+    assert "Nothing is out: coresift select brings the next batch." in text
+    assert "by training on 32 of the 40 labels then and testing on others" in text
+    assert (
+        text.index("What was asked last") < text.index("date from round 1") < text.index("After this batch")
+    )
