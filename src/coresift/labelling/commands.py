@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json as json_format
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -56,46 +54,15 @@ def _ids(given: list[str] | None) -> tuple[str, ...]:
     """Ids as they are, or with ``@`` in front of the name of a file that has one in each line, or a column of
     them as a batch has; ``@@`` stands for an ``@`` that an id begins with.
     """
+    from coresift.labelling.files import read_ids
+
     found: list[str] = []
     for one in given or ():
         if not one.startswith("@") or one.startswith("@@"):
             found.append(one.replace("@@", "@", 1) if one.startswith("@@") else one)
             continue
-        try:
-            text = Path(one[1:]).read_bytes().decode("utf-8-sig")
-            under_id = _id_column(text)
-        except csv.Error:
-            raise InputError(
-                f"cannot read ids from {one[1:]}: a quotation mark is not closed, or text follows it; mend "
-                "that, or give a file with one id in each line"
-            ) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read ids from {one[1:]}: {error}") from None
-        found += [line.strip() for line in text.splitlines()] if under_id is None else under_id
-    return tuple(one for one in found if one.strip())
-
-
-def _id_column(text: str) -> list[str] | None:
-    """The column ``id`` of a CSV file, such as a batch; nothing where the first line does not name one."""
-    from coresift.labelling.files import guarded
-
-    text = text.lstrip("\r\n")
-    first = text.splitlines()[:1]
-    for separator in ",;\t":
-        names = [name.strip() for name in next(csv.reader(first, delimiter=separator), [])]
-        if "id" not in names:
-            continue
-        before = csv.field_size_limit(2**31 - 1)  # texts of a batch may be long
-        try:
-            source = io.StringIO(text, newline="")
-            # Strict, since otherwise a quotation mark that is not closed swallows the ids after it.
-            rows = list(csv.reader(source, delimiter=separator, strict=True))[1:]
-        finally:
-            csv.field_size_limit(before)
-        cells = [row[names.index("id")] for row in rows if len(row) > names.index("id")]
-        # A batch has an apostrophe before ids that a spreadsheet would run.
-        return [cell[1:] if guarded(cell[1:]) == cell else cell for cell in cells]
-    return None
+        found += read_ids(Path(one[1:]))
+    return tuple(found)
 
 
 def init(

@@ -7,8 +7,8 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -24,6 +24,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _FORMULA = re.compile(r"[\t\r\n]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 # A null character, by which binary files are known, and halves of characters, for which UTF-8 has no place.
 _UNWRITABLE = re.compile("[\0\ud800-\udfff]")
+_SEPARATORS = ",;\t"
 _NOT_SKIPPED = frozenset({"", "0", "0.0", "f", "false", "n", "no"})
 
 
@@ -132,6 +133,27 @@ def read_answers(
     return list(found.values())
 
 
+def read_ids(path: Path) -> list[str]:
+    """Ids in a file: those of its column ``id``, as a batch has, or one in each line."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read ids from {path}: {error}") from None
+    found = [line.strip() for line in text.splitlines()]
+    with _long_cells():
+        for separator in _SEPARATORS:
+            first, names = _header(text, separator)
+            if "id" in names:
+                try:
+                    records = _records(path, text, separator)[first:]
+                except InputError as error:
+                    raise InputError(f"cannot read ids from {error}") from None
+                place = names.index("id")
+                found = [_unguarded(cells[place]) for cells in records if len(cells) > place]
+                break
+    return [one for one in found if one.strip()]
+
+
 def guarded(cell: str) -> str:
     """The cell such that no spreadsheet runs it; see `_unguarded`."""
     cell = _UNWRITABLE.sub("\ufffd", cell)
@@ -164,16 +186,13 @@ def answer_parts(target: str) -> dict[str, tuple[str, ...]]:
 
 def _read_rows(path: Path, parts: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[_Row]]:
     """The names of the columns that hold the parts of an answer, and the rows that are not blank."""
-    before = csv.field_size_limit(2**31 - 1)  # the most it takes on every platform; texts may be long
-    try:
+    with _long_cells():
         text = _read_text(path)
-        headers = {separator: _header(text, separator) for separator in ",;\t"}
+        headers = {separator: _header(text, separator) for separator in _SEPARATORS}
         labels = set(parts["label"])
         fitting = [one for one, (_, names) in headers.items() if "id" in names and labels & set(names)]
         separator = fitting[0] if fitting else ","
         records = _records(path, text, separator)
-    finally:
-        csv.field_size_limit(before)
     first, header = headers[separator]
     columns = _columns(path, first, header, parts)
     places = {part: header.index(name) for part, name in columns.items()}
@@ -194,6 +213,16 @@ def _read_rows(path: Path, parts: Mapping[str, Sequence[str]]) -> tuple[dict[str
             raise InputError(f"{path}, row {number}, column 'id': it is empty; fill it in or drop the row")
         rows.append(row)
     return columns, rows
+
+
+@contextmanager
+def _long_cells() -> Iterator[None]:
+    """Texts in cells may be as long as they like."""
+    before = csv.field_size_limit(2**31 - 1)  # the most it takes on every platform
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def _read_text(path: Path) -> str:
