@@ -614,8 +614,8 @@ def test_commands_pass_their_options_on(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(runner, "run_experiment", lambda *given, **options: seen.append((*given, options)))
     config = written(tmp_path / "mine.toml", COMMANDS)
     options = ["--folder", "tables", "--device", "cuda", "--workers", "3", "--together"]
-    assert called("run", config, *options, "--methods", " maxent ,").exit_code == 0
-    expected = {"folder": Path("tables"), "device": "cuda", "workers": 3, "together": True}
+    assert called("run", config, *options, "--methods", " maxent ,", "--seed", "1").exit_code == 0
+    expected = {"folder": Path("tables"), "device": "cuda", "workers": 3, "together": True, "only_seed": 1}
     assert seen == [(Experiment.load(config).only(methods=["maxent"]), Path("results/mine"), expected)]
 
 

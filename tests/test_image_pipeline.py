@@ -260,3 +260,29 @@ def test_more_seeds_and_methods_later(small_experiment, tmp_path, monkeypatch):
     assert rounds(torn) == rounds(tmp_path / "whole")
     run_experiment(small_experiment, tmp_path / "together", folder=tmp_path, together=True)
     assert rounds(tmp_path / "together") == rounds(tmp_path / "whole")
+
+    # Two processes share the seeds, and their files are joined.
+    trained.clear()
+    joined = tmp_path / "joined" / "cifar10"
+    joined.mkdir(parents=True)
+    for seed in (1, 0):
+        run_experiment(small_experiment, tmp_path / f"seed{seed}", folder=tmp_path, only_seed=seed)
+        for part in (tmp_path / f"seed{seed}" / "cifar10").glob("*.jsonl"):
+            with (joined / part.name).open("a") as file:
+                file.write(part.read_text())
+    assert trained == [40, 60, 60] * 2
+    run_experiment(small_experiment, joined.parent, folder=tmp_path)
+    assert trained == [40, 60, 60] * 2 and rounds(joined.parent) == rounds(tmp_path / "whole")
+    with pytest.raises(InputError, match="no seed 2 among 2"):
+        run_experiment(small_experiment, tmp_path / "none", folder=tmp_path, only_seed=2)
+
+
+def test_joined_files_must_have_one_setting(tmp_path):
+    log, other = Log(tmp_path / "a.jsonl"), Log(tmp_path / "b.jsonl")
+    log.open({"batch": 1}, {"command": "one"})
+    other.open({"batch": 2}, {"command": "two"})
+    joined = Log(tmp_path / "c.jsonl")
+    joined.path.write_text(log.path.read_text() + other.path.read_text())
+    assert [made["command"] for made in joined.made()] == ["one", "two"]
+    with pytest.raises(InputError, match="different settings"):
+        joined.settings()

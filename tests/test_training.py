@@ -133,6 +133,17 @@ def test_training_follows_torch_adam():
     torch.testing.assert_close(stack.flat[0], direct, rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize("decay_gains", [False, True])
+def test_a_large_network_alone_has_the_same_steps(decay_gains, monkeypatch):
+    """On a GPU torch's own optimiser makes them."""
+    options = {"schedule": "one-cycle", "batch_size": 7, "weight_decay": 0.5, "decay_gains": decay_gains}
+    usual = train(networks(1), [labelled(20, 0)], [0], SquaredError(), **options)
+    monkeypatch.setattr(Stack, "records_steps", True)
+    alone = train(networks(1), [labelled(20, 0)], [0], SquaredError(), **options)
+    torch.testing.assert_close(alone.flat, usual.flat, rtol=0, atol=1e-9)
+    assert not torch.equal(alone.flat, Stack(networks(1), dtype=torch.float64).flat)
+
+
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_the_exact_last_layer_is_the_closed_form(outputs):
     """Its loss is minus the core posterior's log density up to a constant, its gradient that of autograd."""

@@ -238,7 +238,7 @@ def test_resnet(channels, size):
     with torch.no_grad():
         features = network.eval()(torch.zeros(1, channels, size, size))
     assert features.shape == (1, 32) and bool((features >= 0).all())
-    filters = network.blocks[2].layers[0].weight  # 64 to 128 channels, stride 2
+    filters = network.blocks[2].first[0].weight  # 64 to 128 channels, stride 2
     assert filters.shape == (128, 64, 3, 3)
     bound = math.sqrt(6 / (9 * 64 + 9 * 128))
     assert 0.99 * bound < float(filters.detach().abs().max()) <= bound
@@ -250,5 +250,5 @@ def test_resnet_keeps_its_initialisation_when_drawn_anew():
         if hasattr(layer_, "reset_parameters"):
             layer_.reset_parameters()
     bound = math.sqrt(6 / (9 * 4 + 9 * 4))
-    assert 0.9 * bound < float(network.blocks[0].layers[0].weight.detach().abs().max()) <= bound
+    assert 0.9 * bound < float(network.blocks[0].first[0].weight.detach().abs().max()) <= bound
     assert float(network.last.bias.detach().abs().max()) == 0

@@ -81,6 +81,10 @@ def run(
     data: Annotated[str, typer.Option(help="Only these data sets, with commas between.")] = "",
     methods: Annotated[str, typer.Option(help="Only these methods, with commas between.")] = "",
     seeds: Annotated[int | None, typer.Option(help="How many seeds, if not what the file says.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Only this one of the seeds, from 0 on, where models are trained alone."),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Where tables lie; CORESIFT_DATA or data by default.")
     ] = None,
@@ -98,7 +102,15 @@ def run(
     if seeds is not None:
         experiment = replace(experiment, seeds=seeds)
     where = out or Path("results") / config.stem
-    run_experiment(experiment, where, folder=folder, device=device, workers=workers, together=together)
+    run_experiment(
+        experiment,
+        where,
+        folder=folder,
+        device=device,
+        workers=workers,
+        together=together,
+        only_seed=seed,
+    )
     typer.echo(f"took {resources_used()}")
     typer.echo(f"results are in {where}; read them with: coresift experiment report {where}")
 

@@ -19,16 +19,16 @@ tensor([1, 2])
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from coresift.kernels import compiled
 
 # Two points are the same if their squared distance is below this share of their squared norms.
 SAME = 1e-10
@@ -531,13 +531,8 @@ def _kernels(vectors: Tensor, wanted: bool | None) -> Any:
 
 @functools.cache
 def _compiled() -> Any:
-    try:
-        triton = importlib.import_module("triton")
-    except ImportError:
-        return None
-    language = importlib.import_module("triton.language")
-    globals().update(tl=language, constexpr=language.constexpr)
-    functions = (
+    return compiled(
+        globals(),
         _frank_wolfe_scan,
         _frank_wolfe_update,
         _largest_cluster,
@@ -545,7 +540,6 @@ def _compiled() -> Any:
         _next_centre,
         _add_centre,
     )
-    return SimpleNamespace(**{function.__name__[1:]: triton.jit(function) for function in functions})
 
 
 # Kernels. Program p of a scan reads the blocks p, p + P, p + 2P, ... Each thread keeps the best of its own

@@ -44,6 +44,7 @@ def run_experiment(
     device: str = "cpu",
     workers: int = 1,
     together: bool = False,
+    only_seed: int | None = None,
 ) -> None:
     """Run what is not yet in ``out``.
 
@@ -53,6 +54,8 @@ def run_experiment(
     device : where networks are trained.
     workers : processes that evaluate and choose.
     together : train all methods side by side, not only the seeds of one: a GPU has room for that.
+    only_seed : one of the seeds, where they are not trained side by side. Processes can so share an
+        experiment, each with a folder of its own; files of one name may be joined end to end.
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"device is {device!r}, which is not to be had here; try 'cpu'")
@@ -60,6 +63,15 @@ def run_experiment(
     beside, made = {"beside": sorted(names)} if together else {}, _made(device)
     # All tables and files are looked at before the first long computation.
     simulations = {data: experiment.simulation(data, folder, device, workers) for data in experiment.data}
+    seeds: Sequence[int] = range(experiment.seeds)
+    if only_seed is not None:
+        if only_seed not in seeds:
+            raise InputError(f"there is no seed {only_seed} among {experiment.seeds}, which start at 0")
+        if not all(simulation.one_by_one for simulation in simulations.values()):
+            raise InputError(
+                "seeds of these models are trained side by side, so there is no running one alone"
+            )
+        seeds = [only_seed]
     with ExitStack() as locks:
         logs: dict[str, dict[str, Log]] = {}
         for data, simulation in simulations.items():
@@ -71,11 +83,12 @@ def run_experiment(
             groups = [logs[data]] if together else [{name: log} for name, log in logs[data].items()]
             begun: Begun = {}
             for group in groups:
-                _run_group(experiment, data, simulation, group, begun, made)
+                _run_group(experiment, seeds, data, simulation, group, begun, made)
 
 
 def _run_group(
     experiment: Experiment,
+    seeds: Sequence[int],
     data: str,
     simulation: Simulation,
     logs: Mapping[str, Log],
@@ -83,9 +96,7 @@ def _run_group(
     made: Mapping[str, str],
 ) -> None:
     states: dict[Run, State] = {
-        (name, seed): simulation.begin(experiment.methods[name], seed)
-        for name in logs
-        for seed in range(experiment.seeds)
+        (name, seed): simulation.begin(experiment.methods[name], seed) for name in logs for seed in seeds
     }
     side_by_side = [[run] for run in states] if simulation.one_by_one else [list(states)]
     last = _recorded(logs, states, side_by_side, made)

@@ -30,7 +30,8 @@ class Record:
 class Log:
     """The rounds of all seeds of one method on one data set, in JSON lines; the first says how they came.
 
-    A line is written whole or not at all: what a killed run left of its last line is dropped.
+    A line is written whole or not at all: what a killed run left of its last line is dropped. Files of
+    different seeds may be joined end to end.
 
     Attributes
     ----------
@@ -75,20 +76,22 @@ class Log:
 
     def settings(self) -> dict[str, Any]:
         """All that decided the results."""
-        found: dict[str, Any] = next(self._lines())["settings"]
+        first, *others = (line["settings"] for line in self._lines() if "settings" in line)
+        if any(other != first for other in others):
+            raise InputError(f"{self.path} is joined from files that were made with different settings")
+        found: dict[str, Any] = first
         return found
 
     def made(self) -> list[dict[str, str]]:
         """Where the results come from: the run that began them, and those that went on."""
-        found: list[dict[str, str]] = next(self._lines())["made"]
-        return found
+        return [each for line in self._lines() if "settings" in line for each in line["made"]]
 
     def rounds(self) -> dict[int, list[Round]]:
         """The rounds of each seed, in order."""
         found: dict[int, list[Round]] = {}
-        lines = self._lines()
-        next(lines, None)
-        for line in lines:
+        for line in self._lines():
+            if "settings" in line:
+                continue
             found.setdefault(line.pop("seed"), []).append(_round(line))
         return found
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from coresift.networks.batch_norm import BatchNorm
+
 
 class ResNet18(nn.Module):
     """Images (n, channels, height, width) -> features (n, features).
@@ -26,7 +28,7 @@ class ResNet18(nn.Module):
 
     def __init__(self, channels: int = 3, features: int = 32, width: int = 64) -> None:
         super().__init__()
-        self.stem = nn.Sequential(Convolution(channels, width), nn.BatchNorm2d(width), nn.ReLU())
+        self.stem = nn.Sequential(Convolution(channels, width), BatchNorm(width))
         sizes = [width, width, 2 * width, 4 * width, 8 * width]
         blocks: list[nn.Module] = []
         for stage in range(4):
@@ -46,21 +48,17 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            Convolution(inputs, outputs, stride=stride),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(),
-            Convolution(outputs, outputs),
-            nn.BatchNorm2d(outputs),
-        )
+        self.first = nn.Sequential(Convolution(inputs, outputs, stride=stride), BatchNorm(outputs))
+        self.second, self.norm = Convolution(outputs, outputs), BatchNorm(outputs)
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(
-                Convolution(inputs, outputs, size=1, stride=stride), nn.BatchNorm2d(outputs)
+                Convolution(inputs, outputs, size=1, stride=stride), BatchNorm(outputs, relu=False)
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.layers(x) + self.shortcut(x))
+        normed: Tensor = self.norm(self.second(self.first(x)), self.shortcut(x))
+        return normed
 
 
 # Layers that know how their weights start can be drawn anew one by one.

@@ -94,16 +94,14 @@ class Stack:
         ]
         return torch.cat(parts).to(self.flat.device)
 
+    def decays(self, name: str, gains: bool = False) -> bool:
+        """Whether a parameter is a weight matrix or filters, or with ``gains`` the gain of a norm."""
+        return self.parameters[name].ndim > 2 or (gains and name.endswith("weight"))
+
     def decayed(self, gains: bool = False) -> Tensor:
-        """(P,) one for entries of weight matrices and filters, with ``gains`` also for those of the gains of
-        norms; zero for all else.
-        """
+        """(P,) one for entries of parameters that `decays` names; zero for all else."""
         parts = [
-            torch.full(
-                (value[0].numel(),),
-                float(value.ndim > 2 or (gains and name.endswith("weight"))),
-                dtype=self.flat.dtype,
-            )
+            torch.full((value[0].numel(),), float(self.decays(name, gains)), dtype=self.flat.dtype)
             for name, value in self.parameters.items()
         ]
         return torch.cat([torch.zeros(0, dtype=self.flat.dtype), *parts]).to(self.flat.device)
@@ -139,7 +137,8 @@ class Stack:
                 [*each, each[0].new_ones(x.shape[1], *each[0].shape[1:])], True, 1.0
             )[:-1]
         if len(self) == 1:
-            return call({name: value[0] for name, value in state.items()}, x[0]).unsqueeze(0)
+            # Unlike the gradient of an entry, that of a squeeze is a view.
+            return call({name: value.squeeze(0) for name, value in state.items()}, x.squeeze(0)).unsqueeze(0)
         together: Tensor = torch.vmap(call, randomness="different")(state, x)
         return together
 

@@ -198,6 +198,10 @@ class Trainer:
         adam, trained = _Adam(stack.flat), stack.trained()
         decay = (stack.decayed(self.decay_gains) * self.weight_decay).expand_as(stack.flat).contiguous()
 
+        alone = None
+        if stack.records_steps and self.schedule == "one-cycle" and trained is None:
+            alone = _AdamAlone(stack, self.weight_decay, self.decay_gains)
+
         def train_step(
             shuffled: LabelledStack, index: Rows, share: Tensor, active: Tensor | None, rate: Tensor
         ) -> None:
@@ -207,6 +211,9 @@ class Trainer:
             outputs = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
             losses = objective(outputs, shuffled, index, share)
             gradients = torch.autograd.grad(losses.sum(), parameters)
+            if alone is not None:
+                alone.step(gradients, rate)
+                return
             gradient = torch.cat([part.flatten(1) for part in gradients], 1)
             if self.schedule == "cosine":
                 gradient = torch.addcmul(gradient, stack.flat, decay)
@@ -386,3 +393,29 @@ class _Adam:
             self.square.lerp_(gradient.square(), (1 - second) * moving)
         spread = self.square.div(1 - second**count).sqrt_().add_(self.epsilon)
         self.flat.sub_(self.mean.div(spread).mul_(length / (1 - first**count)))
+
+
+class _AdamAlone:
+    """The same for one large network, in one cycle: torch's own, which passes over the weights once."""
+
+    def __init__(self, stack: Stack, weight_decay: float, decay_gains: bool) -> None:
+        self.parameters = {name: value.detach().squeeze(0) for name, value in stack.parameters.items()}
+        groups: dict[bool, list[Tensor]] = {}
+        for name, value in self.parameters.items():
+            groups.setdefault(stack.decays(name, decay_gains), []).append(value)
+        self.adam = torch.optim.AdamW(
+            [{"params": each, "weight_decay": weight_decay * decays} for decays, each in groups.items()],
+            betas=_Adam.betas,
+            eps=_Adam.epsilon,
+            fused=True,
+            capturable=stack.flat.is_cuda,
+        )
+
+    def step(self, gradients: Sequence[Tensor], rate: Tensor) -> None:
+        for group in self.adam.param_groups:
+            group["lr"] = rate
+        for value, gradient in zip(self.parameters.values(), gradients, strict=True):
+            # One pass needs both in the same order; filters' gradients come with channels last.
+            value.grad = gradient.squeeze(0).contiguous()
+        self.adam.step()
+        self.adam.zero_grad()
