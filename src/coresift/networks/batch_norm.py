@@ -144,7 +144,7 @@ class _Grid:
 
     Attributes
     ----------
-    sizes : how many pixels in all, how many of them a program adds up, how many programs do.
+    sizes : how many pixels in all, how many of them a program adds up, how many programs do, and channels.
     adding, each, channels : programs that add up, that look at each number, that look at each channel.
     """
 
@@ -155,14 +155,14 @@ class _Grid:
         across, blocks = -(-width // _CHANNELS), -(-pixels // _PIXELS)
         share = -(-blocks // max(min(_PROGRAMS * units // across, blocks), 1))
         programs = -(-blocks // share)
-        self.sizes = pixels, share * _PIXELS, programs
+        self.sizes = pixels, share * _PIXELS, programs, width
         self.adding, self.each, self.channels = (programs, across), (blocks, across), (-(-width // 8),)
-        self.blocks = {"WIDTH": width, "CHANNELS": min(_CHANNELS, _power_of_two(width)), "PIXELS": _PIXELS}
-        self.all_sums = {"WIDTH": width, "PROGRAMS": _power_of_two(programs)}
+        self.blocks = {"CHANNELS": min(_CHANNELS, _power_of_two(width)), "PIXELS": _PIXELS}
+        self.all_sums = {"PROGRAMS": _power_of_two(programs)}
 
     def sums(self) -> Tensor:
         """Room for two sums of each program and channel."""
-        return torch.empty(2, self.sizes[2], self.all_sums["WIDTH"], device=self.device)
+        return torch.empty(2, *self.sizes[2:], device=self.device)
 
 
 def _power_of_two(least: int) -> int:
@@ -172,7 +172,7 @@ def _power_of_two(least: int) -> int:
 @functools.cache
 def _kernels() -> Any:
     functions = _sum_up, _find_statistics, _norm, _sum_up_gradients, _add, _norm_gradients
-    return compiled(globals(), *functions)
+    return compiled(globals(), *functions, any_value=("pixels", "share", "programs"))
 
 
 # Kernels. Images lie as (pixels, channels); sums and state are float32. A block of numbers is read whole
@@ -185,14 +185,14 @@ def _sum_up(
     pixels: typing.Any,
     share: typing.Any,
     programs: typing.Any,
-    WIDTH: constexpr,
+    width: typing.Any,
     CHANNELS: constexpr,
     PIXELS: constexpr,
 ) -> None:
     """Sums of the numbers and of their squares, less the first pixel: no offset can cost precision."""
     program = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = channel < WIDTH
+    inside = channel < width
     first = tl.load(x + channel, mask=inside, other=0.0).to(tl.float32)
     total = tl.zeros((PIXELS, CHANNELS), tl.float32)
     squares = tl.zeros((PIXELS, CHANNELS), tl.float32)
@@ -200,13 +200,13 @@ def _sum_up(
     for begin in range(0, share, PIXELS):
         pixel = start + begin + tl.arange(0, PIXELS)
         mask = (pixel < pixels)[:, None] & inside[None, :]
-        value = tl.load(x + pixel[:, None] * WIDTH + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(x + pixel[:, None] * width + channel[None, :], mask=mask, other=0.0).to(tl.float32)
         value = tl.where(mask, value - first[None, :], 0.0)
         total += value
         squares += value * value
-    place = sums + program * WIDTH + channel
+    place = sums + program * width + channel
     tl.store(place, tl.sum(total, axis=0), mask=inside)
-    tl.store(place + programs * WIDTH, tl.sum(squares, axis=0), mask=inside)
+    tl.store(place + programs * width, tl.sum(squares, axis=0), mask=inside)
 
 
 def _find_statistics(
@@ -221,17 +221,17 @@ def _find_statistics(
     pixels: typing.Any,
     share: typing.Any,
     programs: typing.Any,
-    WIDTH: constexpr,
+    width: typing.Any,
     PROGRAMS: constexpr,
 ) -> None:
     """Each channel's mean and one over its deviation, and what evaluation will go by."""
     channel = tl.program_id(0) * 8 + tl.arange(0, 8)
     program = tl.arange(0, PROGRAMS)
-    inside = channel < WIDTH
+    inside = channel < width
     mask = (program < programs)[:, None] & inside[None, :]
-    place = sums + program[:, None] * WIDTH + channel[None, :]
+    place = sums + program[:, None] * width + channel[None, :]
     offset = tl.sum(tl.load(place, mask=mask, other=0.0), axis=0) / pixels
-    square = tl.sum(tl.load(place + programs * WIDTH, mask=mask, other=0.0), axis=0) / pixels
+    square = tl.sum(tl.load(place + programs * width, mask=mask, other=0.0), axis=0) / pixels
     variance = tl.maximum(square - offset * offset, 0.0)
     found = tl.load(x + channel, mask=inside, other=0.0).to(tl.float32) + offset
     tl.store(mean + channel, found, mask=inside)
@@ -254,18 +254,18 @@ def _norm(
     pixels: typing.Any,
     share: typing.Any,
     programs: typing.Any,
+    width: typing.Any,
     RESIDUAL: constexpr,
     RELU: constexpr,
-    WIDTH: constexpr,
     CHANNELS: constexpr,
     PIXELS: constexpr,
 ) -> None:
     """Write y = max((x - mean) inverse weight + bias + residual, 0)."""
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = channel < WIDTH
+    inside = channel < width
     pixel = tl.cast(tl.program_id(0), tl.int64) * PIXELS + tl.arange(0, PIXELS)
     mask = (pixel < pixels)[:, None] & inside[None, :]
-    place = pixel[:, None] * WIDTH + channel[None, :]
+    place = pixel[:, None] * width + channel[None, :]
     value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
     if RESIDUAL:
         added = tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
@@ -294,16 +294,16 @@ def _sum_up_gradients(
     pixels: typing.Any,
     share: typing.Any,
     programs: typing.Any,
+    width: typing.Any,
     RESIDUAL: constexpr,
     RELU: constexpr,
-    WIDTH: constexpr,
     CHANNELS: constexpr,
     PIXELS: constexpr,
 ) -> None:
     """Sums of the gradients that ReLU lets through, and of their products with the normed numbers."""
     program = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = channel < WIDTH
+    inside = channel < width
     centre = tl.load(mean + channel, mask=inside, other=0.0)
     scale = tl.load(inverse + channel, mask=inside, other=0.0)
     gain = tl.load(weight + channel, mask=inside, other=0.0)
@@ -314,7 +314,7 @@ def _sum_up_gradients(
     for begin in range(0, share, PIXELS):
         pixel = start + begin + tl.arange(0, PIXELS)
         mask = (pixel < pixels)[:, None] & inside[None, :]
-        place = pixel[:, None] * WIDTH + channel[None, :]
+        place = pixel[:, None] * width + channel[None, :]
         gradient = tl.load(upper + place, mask=mask, other=0.0).to(tl.float32)
         normed = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
         normed = (normed - centre[None, :]) * scale[None, :]
@@ -328,9 +328,9 @@ def _sum_up_gradients(
             tl.store(kept + place, gradient, mask=mask)
         total += gradient
         products += gradient * normed
-    place = sums + program * WIDTH + channel
+    place = sums + program * width + channel
     tl.store(place, tl.sum(total, axis=0), mask=inside)
-    tl.store(place + programs * WIDTH, tl.sum(products, axis=0), mask=inside)
+    tl.store(place + programs * width, tl.sum(products, axis=0), mask=inside)
 
 
 def _add(
@@ -339,19 +339,19 @@ def _add(
     pixels: typing.Any,
     share: typing.Any,
     programs: typing.Any,
-    WIDTH: constexpr,
+    width: typing.Any,
     PROGRAMS: constexpr,
 ) -> None:
     """The sums of all programs."""
     channel = tl.program_id(0) * 8 + tl.arange(0, 8)
     program = tl.arange(0, PROGRAMS)
-    inside = channel < WIDTH
+    inside = channel < width
     mask = (program < programs)[:, None] & inside[None, :]
-    place = sums + program[:, None] * WIDTH + channel[None, :]
+    place = sums + program[:, None] * width + channel[None, :]
     first = tl.sum(tl.load(place, mask=mask, other=0.0), axis=0)
-    second = tl.sum(tl.load(place + programs * WIDTH, mask=mask, other=0.0), axis=0)
+    second = tl.sum(tl.load(place + programs * width, mask=mask, other=0.0), axis=0)
     tl.store(totals + channel, first, mask=inside)
-    tl.store(totals + WIDTH + channel, second, mask=inside)
+    tl.store(totals + width + channel, second, mask=inside)
 
 
 def _norm_gradients(
@@ -366,17 +366,17 @@ def _norm_gradients(
     pixels: typing.Any,
     share: typing.Any,
     programs: typing.Any,
+    width: typing.Any,
     RELU: constexpr,
-    WIDTH: constexpr,
     CHANNELS: constexpr,
     PIXELS: constexpr,
 ) -> None:
     """Write lower = (g - mean g - normed mean (g normed)) inverse weight; g is what ReLU lets through."""
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = channel < WIDTH
+    inside = channel < width
     pixel = tl.cast(tl.program_id(0), tl.int64) * PIXELS + tl.arange(0, PIXELS)
     mask = (pixel < pixels)[:, None] & inside[None, :]
-    place = pixel[:, None] * WIDTH + channel[None, :]
+    place = pixel[:, None] * width + channel[None, :]
     gradient = tl.load(upper + place, mask=mask, other=0.0).to(tl.float32)
     normed = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
     centre = tl.load(mean + channel, mask=inside, other=0.0)
@@ -384,7 +384,7 @@ def _norm_gradients(
     gain = tl.load(weight + channel, mask=inside, other=0.0)
     shift = tl.load(bias + channel, mask=inside, other=0.0)
     mean_gradient = tl.load(totals + channel, mask=inside, other=0.0) / pixels
-    mean_product = tl.load(totals + WIDTH + channel, mask=inside, other=0.0) / pixels
+    mean_product = tl.load(totals + width + channel, mask=inside, other=0.0) / pixels
     normed = (normed - centre[None, :]) * scale[None, :]
     if RELU:
         gradient = tl.where(normed * gain[None, :] + shift[None, :] > 0, gradient, 0.0)
