@@ -4,16 +4,19 @@ Without a GPU the kernels run in Triton's interpreter, in a process of its own: 
 is imported. That process runs this file as a script.
 """
 
+import gc
 import importlib.util
 import os
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
 import torch
 
-from coresift.engines.cuda import CentreSteps, Foreseen, FrankWolfeSteps, Layout, half_error
+from coresift.engines.cuda import CentreSteps, Foreseen, FrankWolfeSteps, Layout, _Loop, half_error
+from coresift.kernels import nothing_collected, recorded
 from coresift.selectors import FrankWolfe
 from coresift.spaces import VectorSpace
 
@@ -321,6 +324,48 @@ def test_interpreted_kernels_make_the_same_steps():
     if "can be converted to Python scalars" in outcome.stderr:
         pytest.skip("the interpreter of this Triton cannot loop with this NumPy")
     assert outcome.returncode == 0, outcome.stderr
+
+
+def test_loops_end_with_their_owners():
+    """With a cycle, vectors and graphs would stay on the GPU until Python looks for cycles."""
+    steps = FrankWolfeSteps(torch.ones(2, 3), torch.ones(3))
+    steps._loop = _Loop(steps._step, torch.device("cpu"))
+    seen = weakref.ref(steps)
+    gc.disable()
+    del steps
+    gc.enable()
+    assert seen() is None
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_nothing_is_collected_while_a_graph_is_recorded(enabled, monkeypatch):
+    monkeypatch.setattr(gc, "isenabled", lambda: enabled)
+    calls = []
+    monkeypatch.setattr(gc, "disable", lambda: calls.append("disable"))
+    monkeypatch.setattr(gc, "enable", lambda: calls.append("enable"))
+    with pytest.raises(ZeroDivisionError), nothing_collected():
+        raise ZeroDivisionError
+    assert calls == ["disable", "enable"][: 1 + enabled]
+
+
+@needs_gpu
+def test_an_older_graph_does_not_break_a_new_one():
+    numbers, threshold = torch.zeros(3, device="cuda"), gc.get_threshold()
+
+    def both() -> None:
+        for step in [1.0, 2.0]:
+            numbers.add_(step)
+
+    older = [recorded(both)]
+    older.append(older)  # a cycle, which is found as soon as anything is allocated
+    del older
+    gc.set_threshold(1)
+    try:
+        graph = recorded(both)
+    finally:
+        gc.set_threshold(*threshold)
+    graph.replay()
+    assert numbers.tolist() == [3.0] * 3
 
 
 @needs_gpu

@@ -1,11 +1,15 @@
-"""Kernels for the GPU, written as Python functions; Triton is imported when the first of them is needed."""
+"""Kernels of the GPU: compiled by Triton from Python functions, where it is to be had; recorded as graphs."""
 
 from __future__ import annotations
 
+import gc
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 
 def compiled(names: dict[str, Any], *functions: Callable[..., None], any_value: Sequence[str] = ()) -> Any:
@@ -29,3 +33,29 @@ def compiled(names: dict[str, Any], *functions: Callable[..., None], any_value: 
         varying = [name for name in any_value if name in function.__code__.co_varnames]
         made[function.__name__[1:]] = triton.jit(function, do_not_specialize=varying)
     return SimpleNamespace(**made)
+
+
+def recorded(function: Callable[[], None], *, others_go_on: bool = False) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of all that the function launches.
+
+    Parameters
+    ----------
+    others_go_on : whether other threads may use the GPU meanwhile.
+    """
+    graph = torch.cuda.CUDAGraph()
+    mode = "thread_local" if others_go_on else "global"
+    with nothing_collected(), torch.cuda.graph(graph, capture_error_mode=mode):
+        function()
+    return graph
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Let Python free no cycles meanwhile: an older graph among them would break one being recorded."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coresift.kernels import compiled
+from coresift.kernels import compiled, recorded
 
 # Two points are the same if their squared distance is below this share of their squared norms.
 SAME = 1e-10
@@ -155,7 +155,7 @@ class FrankWolfeSteps:
         self._numbers[1, 3] = self._target.square().sum()
         torch.sub(self._target, self.position, out=self._direction)
         self._unit.copy_(_unit(self._direction))
-        loop(steps)
+        loop(self._step, steps)
         numbers = self._numbers[: HEAD + steps].cpu()
         made, refused = int(numbers[0, 0]), int(numbers[0, 3])
         index, gamma, products, squares = numbers[HEAD : HEAD + made].mT.contiguous()
@@ -331,8 +331,8 @@ class CentreSteps:
             )
         if self._kernels is None:
             return self._run_plain(steps, largest_cluster)
+        step = functools.partial(self._step, largest_cluster)
         if largest_cluster not in self._loops:
-            step = functools.partial(self._step, largest_cluster)
             self._loops[largest_cluster] = _Loop(step, self.vectors.device)
         self._state[:STATE] = torch.tensor([0, steps, 1, 0, self.count])
         # A power of two, so that only the cut to whole units rounds.
@@ -340,7 +340,7 @@ class CentreSteps:
         self._units[0] = torch.exp2(torch.floor(61 - torch.log2(largest)))
         self._table.zero_()
         self._table[0, : self.count] = (self.sums[: self.count] * self._units).long()
-        self._loops[largest_cluster](steps)
+        self._loops[largest_cluster](step, steps)
         torch.div(self._table.sum(0), self._units, out=self.sums)
         state = self._state[: STATE + steps].cpu()
         made = int(state[0])
@@ -492,27 +492,29 @@ class _Loop:
     """Repeats a step; on a GPU as a graph of many, so that the host starts ``length`` steps with one call.
 
     It must be made while the step's state says that none are left to make: the first call compiles kernels.
+    It keeps no step, which would keep its owner, and so this, alive until cycles are looked for.
     """
 
     length = 32
 
     def __init__(self, step: Callable[[], None], device: torch.device) -> None:
-        self.step, self.device, self._graph = step, device, None
+        self.device, self._graph = device, None
         if device.type != "cuda":
             return
+
+        def many() -> None:
+            for _ in range(self.length):
+                step()
+
         with torch.cuda.device(device):
             step()
             torch.cuda.synchronize()
-            self._graph = torch.cuda.CUDAGraph()
-            # Other threads may go on using the GPU meanwhile.
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-                for _ in range(self.length):
-                    step()
+            self._graph = recorded(many, others_go_on=True)
 
-    def __call__(self, steps: int) -> None:
+    def __call__(self, step: Callable[[], None], steps: int) -> None:
         if self._graph is None:
             for _ in range(steps):
-                self.step()
+                step()
         else:
             with torch.cuda.device(self.device):
                 for _ in range(0, steps, self.length):

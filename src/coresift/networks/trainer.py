@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from coresift.kernels import recorded
 from coresift.networks.stack import Stack
 from coresift.progress import progress_bar
 from coresift.types import InputError
@@ -345,9 +346,7 @@ class _Recorded:
             with torch.cuda.stream(stream):
                 self.function(*self.inputs)
             torch.cuda.current_stream().wait_stream(stream)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.function(*self.inputs)
+            self.graph = recorded(lambda: self.function(*self.inputs))
             return
         for kept, argument in zip(self.inputs, arguments, strict=True):
             kept.copy_(argument)
