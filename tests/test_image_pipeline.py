@@ -222,8 +222,17 @@ def small_experiment(tmp_path, monkeypatch):
 
 def test_an_experiment_from_files_to_the_report(small_experiment, tmp_path):
     run_experiment(small_experiment, tmp_path / "results", folder=tmp_path)
-    write_report(tmp_path / "results")
+    whole = replace(small_experiment.only(methods=["random"]), seeds=1, first="all", budget=0)
+    run_experiment(whole, tmp_path / "whole", folder=tmp_path)
+    write_report(tmp_path / "whole")
+    text = (tmp_path / "whole" / "tables.md").read_text(encoding="utf-8")
+    assert "accuracy at 240 labels" in text and "refits, where" not in text and "times as often" not in text
+    assert not list((tmp_path / "whole").glob("*.png"))
+
+    write_report(tmp_path / "results", ceiling=tmp_path / "whole")
     text = (tmp_path / "results" / "tables.md").read_text(encoding="utf-8")
+    (end,) = Log(tmp_path / "whole" / "cifar10" / "random.jsonl").rounds()[0]
+    assert f"With all 240 labels, accuracy is {end.accuracy:.4f}." in text
     assert "accuracy at 60 labels" in text and "k-medoids" in text
     settings = Log(tmp_path / "results" / "cifar10" / "random.jsonl").settings()
     assert settings["model"]["width"] == 4 and settings["model"]["flip"] is True

@@ -119,11 +119,14 @@ def run(
 def report(
     folder: Annotated[Path, typer.Argument(help="A folder of results.")],
     out: Annotated[Path | None, typer.Option(help="Where to write; the same folder by default.")] = None,
+    ceiling: Annotated[
+        Path | None, typer.Option(help="Another folder of results, with all labels, to compare with.")
+    ] = None,
 ) -> None:
     """Write tables, learning curves and paired tests as a page, Markdown and figures."""
     from coresift.experiments.report import write_report
 
-    typer.echo(f"written to {write_report(folder, out)}")
+    typer.echo(f"written to {write_report(folder, out, ceiling=ceiling)}")
 
 
 @experiments.command()

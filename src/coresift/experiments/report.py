@@ -44,7 +44,13 @@ _HOW = (
 )
 
 
-def write_report(folder: Path, out: Path | None = None, *, show: Sequence[str] | None = None) -> Path:
+def write_report(
+    folder: Path,
+    out: Path | None = None,
+    *,
+    show: Sequence[str] | None = None,
+    ceiling: Path | None = None,
+) -> Path:
     """Write ``report.html``, whose path it gives, ``table1.md``, ``curves-DATA.png`` and ``rounds.parquet``.
 
     Where all data sets are of classes, of which the paper has no Table 1, that file is called ``tables.md``.
@@ -54,15 +60,14 @@ def write_report(folder: Path, out: Path | None = None, *, show: Sequence[str] |
     folder : with ``DATA/METHOD.jsonl``; runs may be unfinished.
     out : where to write; the same folder by default.
     show : methods in the figures, which have seven colours; a handful with the best by default.
+    ceiling : another folder, with what the same models are worth with every label, to be drawn as a line.
     """
     out = out or folder
     records = read(folder)
     out.mkdir(parents=True, exist_ok=True)
     write_rounds(records, out / "rounds.parquet")
-    everything = [
-        Results.gather(data, list(runs), _settings(folder / data))
-        for data, runs in groupby(records, lambda run: run.data)
-    ]
+    everything = _gather(folder, records)
+    ceilings = {} if ceiling is None else {one.data: one for one in _gather(ceiling, read(ceiling))}
     # Ratios of RMSE and of shares that are wrong have no sensible mean, so each sort has its own ranking.
     sorts = tuple(sorted({results.classes for results in everything})) or (False,)
     rankings = {
@@ -75,18 +80,34 @@ def write_report(folder: Path, out: Path | None = None, *, show: Sequence[str] |
         parts += _overview(ranking, classes)
     parts.append(_HOW.format(measures=measures))
     for results in everything:
+        top = ceilings.get(results.data)
         parts += [Heading(results.data), *_mixed(results), *_left_out(results), *_not_the_papers(results)]
-        if results.ranked():
-            picture = _curves(results, _handful(results, rankings[results.classes]) if show is None else show)
+        if top is not None:
+            value = f"{top.estimate(top.ranked()[0]):.{top.digits}f}"
+            parts.append(f"With all {top.labels} labels, {top.measure} is {value}.")
+        compared = results.refits > 0 or len(results.runs) > 1  # else it is one fit, such as on all labels
+        if compared and results.ranked():
+            names = _handful(results, rankings[results.classes]) if show is None else show
+            picture = _curves(results, names, top)
             save(picture.figure, out / picture.file)
             parts.append(picture)
-        parts += [_equal_labels(results), _equal_refits(results), *_pairs(results)]
+        parts.append(_equal_labels(results))
+        if compared:
+            parts += [_equal_refits(results), *_pairs(results)]
         parts.append(_at_the_end(results) if results.classes else _seconds(results))
     title, tables = TITLE.format(sort=sort), "table1.md" if False in sorts else "tables.md"
     (out / tables).write_text(markdown(title, parts), encoding="utf-8")
     path = out / "report.html"
     path.write_text(page(title, parts), encoding="utf-8")
     return path
+
+
+def _gather(folder: Path, records: Iterable[Record]) -> list[Results]:
+    """By data set."""
+    return [
+        Results.gather(data, list(runs), _settings(folder / data))
+        for data, runs in groupby(records, lambda run: run.data)
+    ]
 
 
 def write_rounds(records: Iterable[Record], path: Path) -> None:
@@ -130,6 +151,8 @@ def _origin(folder: Path) -> list[str]:
 
 
 def _overview(ranking: Sequence[Standing], classes: bool) -> list[Part]:
+    if [standing.method for standing in ranking] == ["random"]:
+        return []
     if not ranking:
         which = " by accuracy" if classes else ""
         return [f"There is no ranking{which} yet: it needs a finished run of random on some data set."]
@@ -196,7 +219,7 @@ def _left_out(results: Results) -> list[str]:
         lines.append(f"Left out: {sum(counts.values())} unfinished ({each}).")
     compared = max(len(results.ranked()) - 1, 1)
     needed = seeds_needed(compared)
-    if any(len(runs) < needed for runs in results.runs.values()):
+    if len(results.runs) > 1 and any(len(runs) < needed for runs in results.runs.values()):
         test = " by the Wilcoxon test" if results.classes else ""
         lines.append(
             f"With fewer than {needed} finished seeds, even a method that is better on each may not be told "
@@ -369,7 +392,7 @@ def _handful(results: Results, ranking: Sequence[Standing]) -> list[str]:
     return names
 
 
-def _curves(results: Results, show: Sequence[str]) -> Picture:
+def _curves(results: Results, show: Sequence[str], top: Results | None) -> Picture:
     ranked = results.ranked()
     names = [name for name in dict.fromkeys(show) if name in ranked] or ranked[:7]
     labels = results.label_grid()
@@ -386,6 +409,7 @@ def _curves(results: Results, show: Sequence[str]) -> Picture:
         ],
         f"test {results.measure}, {results.data}",
         shares=results.classes,
+        level=None if top is None else ("all labels", top.estimate(top.ranked()[0]).mean),
     )
     caption = (
         f"Test {'accuracy' if results.classes else 'error'} against labels and against refits: means over "

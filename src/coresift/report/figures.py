@@ -178,12 +178,19 @@ class CurvePanel:
     stretched: int | None = None
 
 
-def curve_panels(panels: Sequence[CurvePanel], measure: str, *, shares: bool = False) -> Figure:
+def curve_panels(
+    panels: Sequence[CurvePanel],
+    measure: str,
+    *,
+    shares: bool = False,
+    level: tuple[str, float] | None = None,
+) -> Figure:
     """Means over repeats side by side, with bands of two standard errors, one legend and one vertical axis.
 
     The vertical axis is logarithmic where the values go over more than a factor of three. For shares, such as
     accuracy, it is linear, and curves come in from below: the first values, which all have in common, are so
-    much lower that the differences between the others would not be seen.
+    much lower that the differences between the others would not be seen. ``level`` is a name and a value to
+    compare with, drawn as a broken line.
 
     >>> panel = CurvePanel("labels", {"random": ([10, 20], np.array([[9.0, 2.0], [9.2, 2.4]]))})
     >>> curve_panels([panel], "test RMSE").axes[0].get_yscale()
@@ -210,6 +217,8 @@ def curve_panels(panels: Sequence[CurvePanel], measure: str, *, shares: bool = F
                     markevery=max(1, len(places) // 12),
                     label=name,
                 )
+            if level is not None:
+                axes.axhline(level[1], color=SOFT, linestyle="--", linewidth=1.2, label=level[0])
             axes.set_xlabel(panel.axis)
             if panel.stretched is not None:
                 end = panel.stretched
