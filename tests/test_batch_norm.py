@@ -27,7 +27,7 @@ def check_kernels(device: str) -> None:
     torch.manual_seed(0)
     for dtype, near in ((torch.float32, 5e-6), (torch.bfloat16, 1e-2)):
         for shape in SHAPES:
-            for residual, relu in ((False, False), (False, True), (True, True)):
+            for residual, relu in ((False, False), (False, True), (True, False), (True, True)):
                 check_one(shape, residual, relu, device, dtype, near)
 
 
@@ -36,9 +36,8 @@ def check_one(
 ) -> None:
     channels = shape[1]
     # Some channels are far from zero, for their size.
-    x = (2 * draw(shape, device, dtype) + 30 * (torch.arange(channels, device=device) % 3)[:, None, None]).to(
-        dtype, memory_format=torch.channels_last
-    )
+    x = 2 * draw(shape, device, dtype) + 30 * (torch.arange(channels, device=device) % 3)[:, None, None]
+    x = x.to(dtype).contiguous()  # with the channels first, as images may come
     weight, bias = torch.rand(channels, device=device) + 0.5, torch.randn(channels, device=device)
     given = [x, *([draw(shape, device, dtype)] if residual else []), weight, bias]
     upper = draw(shape, device, dtype)
@@ -75,13 +74,27 @@ def check_side_by_side(device: str) -> None:
     def one(*given: torch.Tensor) -> torch.Tensor:
         return Fused.apply(given[0], None, *given[1:], 0.1, 1e-5, True)[0]
 
+    before = mean.clone(), variance.clone()
     together = torch.vmap(one)(x, weight, bias, mean, variance)
     (gradient,) = torch.autograd.grad(together.square().sum(), weight)
     for position in range(3):
-        alone = one(*(value[position] for value in (x, weight, bias, mean.clone(), variance.clone())))
+        statistics = [value[position].clone() for value in before]
+        alone = one(*(value[position] for value in (x, weight, bias)), *statistics)
         torch.testing.assert_close(together[position], alone)
+        torch.testing.assert_close([mean[position], variance[position]], statistics)
         (expected,) = torch.autograd.grad(alone.square().sum(), weight)
         torch.testing.assert_close(gradient[position], expected[position])
+
+
+def check_no_numbers(device: str) -> None:
+    """They are seen in what follows, as without kernels."""
+    x = torch.ones(2, 3, 4, 4, device=device)
+    x[1, 2, 0, 0] = torch.nan
+    state = [torch.ones(3, device=device) for _ in range(4)]
+    found = Fused.apply(x, None, *state, None, 1e-5, True)[0]
+    assert found.isnan().sum() == 1 and bool(found[1, 2, 0, 0].isnan())
+    found = Fused.apply(x, None, *state, 0.1, 1e-5, True)[0]
+    assert found.isnan().sum() == 32 and bool(found[:, 2].isnan().all())
 
 
 def test_plain_batch_norm_is_torchs():
@@ -111,6 +124,12 @@ def test_interpreted_kernels_are_torchs_batch_norm():
 def test_kernels_are_torchs_batch_norm_on_a_gpu():
     check_kernels("cuda")
     check_side_by_side("cuda")
+    check_no_numbers("cuda")
+    # What has no kernels goes torch's way.
+    double = BatchNorm(3).cuda().double()
+    assert double(torch.randn(2, 3, 4, 4, device="cuda").double()).dtype == torch.float64
+    with torch.no_grad():
+        assert BatchNorm(3).cuda().eval()(torch.zeros(0, 3, 4, 4, device="cuda")).shape == (0, 3, 4, 4)
     # A whole network, against the same on the CPU, where batch norm is plain.
     torch.manual_seed(0)
     network, x = ResNet18(width=8), torch.randn(6, 3, 16, 16)
@@ -133,3 +152,4 @@ def test_kernels_are_torchs_batch_norm_on_a_gpu():
 if __name__ == "__main__":
     check_kernels("cpu")
     check_side_by_side("cpu")
+    check_no_numbers("cpu")

@@ -351,21 +351,23 @@ def test_nothing_is_collected_while_a_graph_is_recorded(enabled, monkeypatch):
 @needs_gpu
 def test_an_older_graph_does_not_break_a_new_one():
     numbers, threshold = torch.zeros(3, device="cuda"), gc.get_threshold()
-
-    def both() -> None:
-        for step in [1.0, 2.0]:
-            numbers.add_(step)
-
-    older = [recorded(both)]
-    older.append(older)  # a cycle, which is found as soon as anything is allocated
+    older = [recorded(lambda: numbers.add_(1.0))]
+    older.append(older)
+    kept = [older]
     del older
-    gc.set_threshold(1)
+
+    def step() -> None:
+        kept.clear()  # only the cycle holds the older graph now, and is looked for as soon as lists are made
+        gc.set_threshold(1, 1, 1)
+        for _ in range(10):
+            numbers.add_(float(len([[], [], []])))
+
     try:
-        graph = recorded(both)
+        graph = recorded(step)
     finally:
         gc.set_threshold(*threshold)
     graph.replay()
-    assert numbers.tolist() == [3.0] * 3
+    assert numbers.tolist() == [30.0] * 3
 
 
 @needs_gpu

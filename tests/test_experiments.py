@@ -366,7 +366,7 @@ def test_a_turn_that_was_written_twice_is_noticed(copied: Path) -> None:
     log = Log(copied / "energy" / "random.jsonl")
     lines = log.path.read_text().splitlines(keepends=True)
     log.path.write_text("".join(lines[:4] + lines[1:4]))
-    with pytest.raises(InputError, match="is damaged: seed 0 has fit 0"):
+    with pytest.raises(InputError, match="share a seed: seed 0 has fit 0 after fit"):
         run_experiment(SMALL, copied)
 
 
@@ -597,6 +597,8 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = results(Path("results/mine"))
     assert len(found) == 4 and found["energy", "random", 0] != found["energy", "maxent", 0]
 
+    missing = called("report", "results/mine", "--out", "report", "--ceiling", "results/mine")
+    assert missing.exit_code == 2 and 'no finished runs with first = "all"' in missing.stderr
     reported = called("report", "results/mine", "--out", "report")
     assert (reported.exit_code, reported.stdout) == (0, "written to report/report.html\n")
     page = Path("report/report.html").read_text(encoding="utf-8")

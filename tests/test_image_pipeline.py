@@ -15,7 +15,7 @@ from coresift.experiments.config import Experiment
 from coresift.experiments.report import write_report
 from coresift.experiments.runner import run_experiment
 from coresift.experiments.store import Log
-from coresift.loop import Method, Simulation, calibration_error, run
+from coresift.loop import Method, Round, Simulation, calibration_error, run
 from coresift.models import DropoutClassifier, NeuralLinearClassifier
 from coresift.networks import Augment, ResNet18
 from coresift.networks.layers import Standardise
@@ -233,6 +233,8 @@ def test_an_experiment_from_files_to_the_report(small_experiment, tmp_path):
     text = (tmp_path / "results" / "tables.md").read_text(encoding="utf-8")
     (end,) = Log(tmp_path / "whole" / "cifar10" / "random.jsonl").rounds()[0]
     assert f"With all 240 labels, accuracy is {end.accuracy:.4f}." in text
+    with pytest.raises(InputError, match="no finished runs with first"):
+        write_report(tmp_path / "whole", ceiling=tmp_path / "results")
     assert "accuracy at 60 labels" in text and "k-medoids" in text
     settings = Log(tmp_path / "results" / "cifar10" / "random.jsonl").settings()
     assert settings["model"]["width"] == 4 and settings["model"]["flip"] is True
@@ -295,3 +297,17 @@ def test_joined_files_must_have_one_setting(tmp_path):
     assert [made["command"] for made in joined.made()] == ["one", "two"]
     with pytest.raises(InputError, match="different settings"):
         joined.settings()
+
+
+def test_joined_files_must_have_different_seeds_and_whole_lines(tmp_path):
+    log = Log(tmp_path / "a.jsonl")
+    log.open({"batch": 1})
+    for fits in range(2):
+        log.append({0: Round(fits, 10 + fits, 0, None, -1.0, accuracy=0.5)})
+    text = log.path.read_text()
+    log.path.write_text(2 * text)
+    with pytest.raises(InputError, match="share a seed: seed 0 has fit 0 after fit 1"):
+        log.rounds()
+    log.path.write_text(text[:-20] + text)
+    with pytest.raises(InputError, match="is damaged; if files were joined"):
+        log.rounds()

@@ -566,3 +566,10 @@ def test_what_the_bars_say(rounds: list[Round], words: str, capsys: pytest.Captu
             {("m", seed): turn for seed, turn in enumerate(rounds)},
         )
     assert capsys.readouterr().err == f"data m: 2 seeds, {words}\n"
+
+
+def test_a_level_is_drawn_within_the_picture():
+    panel = CurvePanel("labels", {"random": ([1, 2, 3], np.array([[0.2, 0.6, 0.7], [0.2, 0.62, 0.72]]))})
+    axes = curve_panels([panel], "accuracy", shares=True, level=("all labels", 0.9)).axes[0]
+    (line,) = [line for line in axes.lines if line.get_label() == "all labels"]
+    assert list(line.get_ydata()) == [0.9, 0.9] and axes.get_ylim()[1] > 0.9

@@ -12,7 +12,7 @@ from coresift.models import BayesianLinearRegression
 from coresift.models.laplace import SquaredError as LaplaceError
 from coresift.models.neural_linear import ExactLastLayer
 from coresift.models.plain import CrossEntropy, GaussianLoss
-from coresift.networks import MLP, LabelledStack, Stack, Trainer
+from coresift.networks import MLP, LabelledStack, ResNet18, Stack, Trainer
 from coresift.networks import trainer as trainer_module
 from coresift.networks.trainer import take_rows
 
@@ -134,14 +134,40 @@ def test_training_follows_torch_adam():
 
 
 @pytest.mark.parametrize("decay_gains", [False, True])
-def test_a_large_network_alone_has_the_same_steps(decay_gains, monkeypatch):
-    """On a GPU torch's own optimiser makes them."""
-    options = {"schedule": "one-cycle", "batch_size": 7, "weight_decay": 0.5, "decay_gains": decay_gains}
-    usual = train(networks(1), [labelled(20, 0)], [0], SquaredError(), **options)
+def test_a_large_network_alone_has_the_same_steps(decay_gains):
+    """On a GPU torch's own optimiser makes them; gradients of filters come with their channels last."""
+    torch.manual_seed(0)
+    usual, alone = (Stack([network]) for network in [ResNet18(width=4)] * 2)
+    adam, other = trainer_module._Adam(usual.flat), trainer_module._AdamAlone(alone, 0.5, decay_gains)
+    decay = 0.5 * usual.decayed(decay_gains).expand_as(usual.flat)
+    for rate in torch.tensor([1e-3, 2e-2, 5e-3]):
+        gradients = [torch.randn_like(value) for value in usual.parameters.values()]
+        adam.shrink(decay, rate, None)
+        adam.step(torch.cat([gradient.flatten(1) for gradient in gradients], 1), rate, None)
+        gradients = [
+            one[0].contiguous(memory_format=torch.channels_last)[None] if one.ndim == 5 else one
+            for one in gradients
+        ]
+        other.step(gradients, rate)
+    torch.testing.assert_close(alone.flat, usual.flat, rtol=0, atol=1e-6)
+    assert float((alone.flat - Stack([ResNet18(width=4)]).flat).abs().max()) > 1e-2
+
+
+def test_a_large_network_alone_has_the_optimiser_of_its_own(monkeypatch):
+    made = []
+    kind = trainer_module._AdamAlone
+    monkeypatch.setattr(trainer_module, "_AdamAlone", lambda *given: made.append(kind(*given)) or made[-1])
     monkeypatch.setattr(Stack, "records_steps", True)
-    alone = train(networks(1), [labelled(20, 0)], [0], SquaredError(), **options)
-    torch.testing.assert_close(alone.flat, usual.flat, rtol=0, atol=1e-9)
-    assert not torch.equal(alone.flat, Stack(networks(1), dtype=torch.float64).flat)
+    stack = Stack(networks(1))  # in float32
+    assert Trainer(schedule="one-cycle")._updates(stack) == made[0].step
+    frozen = Stack(networks(1, lambda: MLP(3, (8, 5)).requires_grad_(False)))
+    for trainer, other in (
+        (Trainer(), stack),
+        (Trainer(schedule="one-cycle"), Stack(networks(1), dtype=torch.float64)),
+        (Trainer(schedule="one-cycle"), frozen),
+    ):
+        trainer._updates(other)
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("outputs", [1, 3])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import importlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def compiled(names: dict[str, Any], *functions: Callable[..., None], any_value: Sequence[str] = ()) -> Any:
@@ -30,7 +33,11 @@ def compiled(names: dict[str, Any], *functions: Callable[..., None], any_value: 
     names.update(tl=language, constexpr=language.constexpr)
     made = {}
     for function in functions:
-        varying = [name for name in any_value if name in function.__code__.co_varnames]
+        varying = [
+            name
+            for name in any_value
+            if name in function.__code__.co_varnames[: function.__code__.co_argcount]
+        ]
         made[function.__name__[1:]] = triton.jit(function, do_not_specialize=varying)
     return SimpleNamespace(**made)
 
@@ -52,10 +59,11 @@ def recorded(function: Callable[[], None], *, others_go_on: bool = False) -> tor
 @contextmanager
 def nothing_collected() -> Iterator[None]:
     """Let Python free no cycles meanwhile: an older graph among them would break one being recorded."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    with _ONE_AT_A_TIME:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if enabled:
+                gc.enable()

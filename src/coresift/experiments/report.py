@@ -24,6 +24,7 @@ from coresift.experiments.published import departure, paper_name, paper_rmse, pa
 from coresift.experiments.store import Log, Record, read
 from coresift.report.figures import COLOURS, CurvePanel, curve_panels, save
 from coresift.report.page import Heading, Part, Picture, Table, markdown, page
+from coresift.types import InputError
 
 TITLE = "Which labels to buy: the {sort} experiments"
 NOTHING = "\N{EN DASH}"
@@ -35,12 +36,11 @@ _SORTS = {
     (False, True): ("regression and classification", "Results are test RMSE or, of classes, test accuracy"),
 }
 _HOW = (
-    "{measures}, mean ± standard error over seeds. Methods are compared twice: at equal "
-    "labels, and at equal refits, since a method that refits after every label or buys small batches gets "
-    "more computing than the others. Fits on imputed labels count as refits and for nothing else. Runs of "
-    "one seed share the split, the first labels and the initial networks, so methods are compared in pairs: "
-    "two-sided Wilcoxon signed-rank tests on the differences at equal labels, Holm-corrected over the "
-    "methods compared on a data set, at 5%."
+    "Methods are compared twice: at equal labels, and at equal refits, since a method that refits after "
+    "every label or buys small batches gets more computing than the others. Fits on imputed labels count as "
+    "refits and for nothing else. Runs of one seed share the split, the first labels and the initial "
+    "networks, so methods are compared in pairs: two-sided Wilcoxon signed-rank tests on the differences at "
+    "equal labels, Holm-corrected over the methods compared on a data set, at 5%."
 )
 
 
@@ -67,7 +67,7 @@ def write_report(
     out.mkdir(parents=True, exist_ok=True)
     write_rounds(records, out / "rounds.parquet")
     everything = _gather(folder, records)
-    ceilings = {} if ceiling is None else {one.data: one for one in _gather(ceiling, read(ceiling))}
+    ceilings = {} if ceiling is None else _ceilings(ceiling)
     # Ratios of RMSE and of shares that are wrong have no sensible mean, so each sort has its own ranking.
     sorts = tuple(sorted({results.classes for results in everything})) or (False,)
     rankings = {
@@ -78,21 +78,20 @@ def write_report(
     parts: list[Part] = [*_origin(folder)]
     for classes, ranking in rankings.items():
         parts += _overview(ranking, classes)
-    parts.append(_HOW.format(measures=measures))
+    compared = f" {_HOW}" if any(_compares(results) for results in everything) else ""
+    parts.append(f"{measures}, mean ± standard error over seeds.{compared}")
     for results in everything:
-        top = ceilings.get(results.data)
+        labels, top = ceilings.get((results.data, results.classes), (0, None))
         parts += [Heading(results.data), *_mixed(results), *_left_out(results), *_not_the_papers(results)]
         if top is not None:
-            value = f"{top.estimate(top.ranked()[0]):.{top.digits}f}"
-            parts.append(f"With all {top.labels} labels, {top.measure} is {value}.")
-        compared = results.refits > 0 or len(results.runs) > 1  # else it is one fit, such as on all labels
-        if compared and results.ranked():
+            parts.append(f"With all {labels} labels, {results.measure} is {top:.{results.digits}f}.")
+        if _compares(results) and results.ranked():
             names = _handful(results, rankings[results.classes]) if show is None else show
             picture = _curves(results, names, top)
             save(picture.figure, out / picture.file)
             parts.append(picture)
         parts.append(_equal_labels(results))
-        if compared:
+        if _compares(results):
             parts += [_equal_refits(results), *_pairs(results)]
         parts.append(_at_the_end(results) if results.classes else _seconds(results))
     title, tables = TITLE.format(sort=sort), "table1.md" if False in sorts else "tables.md"
@@ -108,6 +107,23 @@ def _gather(folder: Path, records: Iterable[Record]) -> list[Results]:
         Results.gather(data, list(runs), _settings(folder / data))
         for data, runs in groupby(records, lambda run: run.data)
     ]
+
+
+def _compares(results: Results) -> bool:
+    """Whether there is more than one fit of one method, such as on all labels."""
+    return results.refits > 0 or len(results.runs) > 1
+
+
+def _ceilings(folder: Path) -> dict[tuple[str, bool], tuple[int, Estimate]]:
+    """By data set, and whether it is of classes: how many labels there are, and what all of them give."""
+    found = {
+        (results.data, results.classes): (results.labels, results.estimate(results.ranked()[0]))
+        for results in _gather(folder, read(folder))
+        if results.ranked() and results.refits == 0
+    }
+    if not found:
+        raise InputError(f'{folder} has no finished runs with first = "all", to be the ceiling of others')
+    return found
 
 
 def write_rounds(records: Iterable[Record], path: Path) -> None:
@@ -392,7 +408,7 @@ def _handful(results: Results, ranking: Sequence[Standing]) -> list[str]:
     return names
 
 
-def _curves(results: Results, show: Sequence[str], top: Results | None) -> Picture:
+def _curves(results: Results, show: Sequence[str], top: Estimate | None) -> Picture:
     ranked = results.ranked()
     names = [name for name in dict.fromkeys(show) if name in ranked] or ranked[:7]
     labels = results.label_grid()
@@ -409,7 +425,7 @@ def _curves(results: Results, show: Sequence[str], top: Results | None) -> Pictu
         ],
         f"test {results.measure}, {results.data}",
         shares=results.classes,
-        level=None if top is None else ("all labels", top.estimate(top.ranked()[0]).mean),
+        level=None if top is None else ("all labels", top.mean),
     )
     caption = (
         f"Test {'accuracy' if results.classes else 'error'} against labels and against refits: means over "

@@ -15,6 +15,9 @@ from filelock import FileLock, Timeout
 from coresift.loop import Round
 from coresift.types import InputError
 
+# How the lines begin that say where rounds come from.
+_HEADER = '{"settings"'
+
 
 @dataclass(frozen=True)
 class Record:
@@ -28,7 +31,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Log:
-    """The rounds of all seeds of one method on one data set, in JSON lines; the first says how they came.
+    """The rounds of all seeds of one method on one data set, in JSON lines, after one on how they came.
 
     A line is written whole or not at all: what a killed run left of its last line is dropped. Files of
     different seeds may be joined end to end.
@@ -76,7 +79,7 @@ class Log:
 
     def settings(self) -> dict[str, Any]:
         """All that decided the results."""
-        first, *others = (line["settings"] for line in self._lines() if "settings" in line)
+        first, *others = (line["settings"] for line in self._lines(_HEADER))
         if any(other != first for other in others):
             raise InputError(f"{self.path} is joined from files that were made with different settings")
         found: dict[str, Any] = first
@@ -84,7 +87,7 @@ class Log:
 
     def made(self) -> list[dict[str, str]]:
         """Where the results come from: the run that began them, and those that went on."""
-        return [each for line in self._lines() if "settings" in line for each in line["made"]]
+        return [each for line in self._lines(_HEADER) for each in line["made"]]
 
     def rounds(self) -> dict[int, list[Round]]:
         """The rounds of each seed, in order."""
@@ -92,7 +95,14 @@ class Log:
         for line in self._lines():
             if "settings" in line:
                 continue
-            found.setdefault(line.pop("seed"), []).append(_round(line))
+            seed = line.pop("seed")
+            turns, turn = found.setdefault(seed, []), _round(line)
+            if turns and turn.fits <= turns[-1].fits:
+                raise InputError(
+                    f"{self.path} is damaged, or joined from files that share a seed: seed {seed} has fit "
+                    f"{turn.fits} after fit {turns[-1].fits}; remove that file"
+                )
+            turns.append(turn)
         return found
 
     def append(self, rounds: Mapping[int, Round]) -> None:
@@ -121,11 +131,18 @@ class Log:
         after = [*before, made] if made is not None and made not in before else before
         self._replace([{"settings": self.settings(), "made": after}, *kept])
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
+    def _lines(self, start: str = "") -> Iterator[dict[str, Any]]:
+        """Those that begin so."""
         with self.path.open(encoding="utf-8") as file:
-            for line in file:
-                if line.endswith("\n"):  # else the run was killed while it wrote
-                    yield json.loads(line)
+            for number, line in enumerate(file, 1):
+                if line.startswith(start) and line.endswith("\n"):  # else the run was killed while it wrote
+                    try:
+                        yield json.loads(line)
+                    except json.JSONDecodeError:
+                        raise InputError(
+                            f"line {number} of {self.path} is damaged; if files were joined, go on with the "
+                            "unfinished one first, so that its last line is whole"
+                        ) from None
 
     def _replace(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write the whole file anew; whoever looks sees the old one or the new one."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from coresift.kernels import compiled
 
@@ -45,9 +46,7 @@ class BatchNorm(nn.BatchNorm2d):
         self.relu = relu
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        # Of a single pixel torch says what is wrong.
-        possible = x.numel() > x.shape[1] if self.training else not torch.is_grad_enabled()
-        if not (possible and x.is_cuda and _kernels() is not None):
+        if not self._has_kernels(x, residual):
             normed = super().forward(x)
             normed = normed if residual is None else normed + residual
             return torch.relu(normed) if self.relu else normed
@@ -56,11 +55,20 @@ class BatchNorm(nn.BatchNorm2d):
         fused: Tensor = Fused.apply(x, residual, *state, momentum, self.eps, self.relu)[0]  # type: ignore[no-untyped-call]
         return fused
 
+    def _has_kernels(self, x: Tensor, residual: Tensor | None) -> bool:
+        """Whether it is a case for the kernels; of any other, torch makes something or says what is wrong."""
+        if self.training:
+            usual = self.momentum is not None and x.numel() > x.shape[1]
+        else:
+            usual = not torch.is_grad_enabled() and x.numel() > 0
+        fits = x.shape[1] == self.num_features and (residual is None or residual.shape == x.shape)
+        single = self.weight.dtype == torch.float32 and x.dtype != torch.float64
+        return usual and fits and single and x.is_cuda and _kernels() is not None
+
 
 class Fused(torch.autograd.Function):
     """Batch norm, a residual added and ReLU, by kernels; also the mean and one over the deviation of each
-    channel. A residual goes with ReLU. Without a momentum the running statistics decide, as in evaluation,
-    and there is no gradient.
+    channel. Without a momentum the running statistics decide, as in evaluation, and there is no gradient.
     """
 
     @staticmethod
@@ -77,19 +85,20 @@ class Fused(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         x, residual = _channels_last(x), None if residual is None else _channels_last(residual.to(x.dtype))
         y, grid, kernels = torch.empty_like(x), _Grid(x), _kernels()
-        if momentum is None:
-            mean, inverse = running_mean.clone(), (running_var + epsilon).rsqrt()
-        else:
-            mean, inverse, sums = torch.empty_like(weight), torch.empty_like(weight), grid.sums()
-            kernels.sum_up[grid.adding](x, sums, *grid.sizes, **grid.blocks)
-            kernels.find_statistics[grid.channels](
-                x, sums, mean, inverse, running_mean, running_var, momentum, epsilon, *grid.sizes,
-                **grid.all_sums,
+        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+            if momentum is None:
+                mean, inverse = running_mean.clone(), (running_var + epsilon).rsqrt()
+            else:
+                mean, inverse, sums = torch.empty_like(weight), torch.empty_like(weight), grid.sums()
+                kernels.sum_up[grid.adding](x, sums, *grid.sizes, **grid.blocks)
+                kernels.find_statistics[grid.channels](
+                    x, sums, mean, inverse, running_mean, running_var, momentum, epsilon, *grid.sizes,
+                    **grid.all_sums,
+                )  # fmt: skip
+            kernels.norm[grid.each](
+                x, x if residual is None else residual, y, mean, inverse, weight, bias, *grid.sizes,
+                RESIDUAL=residual is not None, RELU=relu, **grid.blocks,
             )  # fmt: skip
-        kernels.norm[grid.each](
-            x, x if residual is None else residual, y, mean, inverse, weight, bias, *grid.sizes,
-            RESIDUAL=residual is not None, RELU=relu, **grid.blocks,
-        )  # fmt: skip
         return y, mean, inverse
 
     @staticmethod
@@ -102,6 +111,7 @@ class Fused(torch.autograd.Function):
         ctx.relu = relu
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, weight, bias, mean, inverse, y = ctx.saved_tensors
         x, upper = _channels_last(x), _channels_last(gradients[0])
@@ -110,27 +120,27 @@ class Fused(torch.autograd.Function):
         grid = _Grid(x)
         sums, totals = grid.sums(), torch.empty(2, len(weight), device=x.device)
         state, kernels = (mean, inverse, weight, bias), _kernels()
-        kernels.sum_up_gradients[grid.adding](
-            upper, x, y if residual else x, kept, *state, sums, *grid.sizes,
-            RESIDUAL=residual, RELU=ctx.relu, **grid.blocks,
-        )  # fmt: skip
-        kernels.add[grid.channels](sums, totals, *grid.sizes, **grid.all_sums)
-        # With a residual, what ReLU let through was kept, as the residual's own gradient.
-        kernels.norm_gradients[grid.each](
-            kept if residual else upper, x, lower, *state, totals, *grid.sizes,
-            RELU=ctx.relu and not residual, **grid.blocks,
-        )  # fmt: skip
+        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+            kernels.sum_up_gradients[grid.adding](
+                upper, x, y if residual else x, kept, *state, sums, *grid.sizes,
+                RESIDUAL=residual, RELU=ctx.relu, **grid.blocks,
+            )  # fmt: skip
+            kernels.add[grid.channels](sums, totals, *grid.sizes, **grid.all_sums)
+            # With a residual, what ReLU let through was kept, as the residual's own gradient.
+            kernels.norm_gradients[grid.each](
+                kept if residual else upper, x, lower, *state, totals, *grid.sizes,
+                RELU=ctx.relu and not residual, **grid.blocks,
+            )  # fmt: skip
         return lower, kept if residual else None, totals[1], totals[0], None, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        """Networks side by side: one after the other."""
+        """Networks side by side, along the first dimension: one after the other."""
+        if any(at for at in in_dims):
+            raise ValueError(f"networks side by side lie along the first dimension, got {in_dims}")
         each = []
         for one in range(info.batch_size):
-            own = (
-                value if at is None else value.select(at, one)
-                for value, at in zip(inputs, in_dims, strict=True)
-            )
+            own = (value if at is None else value[one] for value, at in zip(inputs, in_dims, strict=True))
             each.append(Fused.apply(*own))  # type: ignore[no-untyped-call]
         return tuple(torch.stack(values) for values in zip(*each, strict=True)), (0, 0, 0)
 
@@ -189,7 +199,7 @@ def _sum_up(
     CHANNELS: constexpr,
     PIXELS: constexpr,
 ) -> None:
-    """Sums of the numbers and of their squares, less the first pixel: no offset can cost precision."""
+    """Sums of the numbers and of their squares, less the first pixel: so an offset costs no precision."""
     program = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < width
@@ -277,7 +287,7 @@ def _norm(
     if RESIDUAL:
         value += added
     if RELU:
-        value = tl.where(value > 0, value, 0.0)
+        value = tl.where(value < 0, 0.0, value)  # what is no number stays so
     tl.store(y + place, value, mask=mask)
 
 
@@ -323,7 +333,7 @@ def _sum_up_gradients(
                 out = tl.load(y + place, mask=mask, other=0.0).to(tl.float32)
             else:
                 out = normed * gain[None, :] + shift[None, :]
-            gradient = tl.where(out > 0, gradient, 0.0)
+            gradient = tl.where(out <= 0, 0.0, gradient)
         if RESIDUAL:
             tl.store(kept + place, gradient, mask=mask)
         total += gradient
@@ -387,6 +397,6 @@ def _norm_gradients(
     mean_product = tl.load(totals + width + channel, mask=inside, other=0.0) / pixels
     normed = (normed - centre[None, :]) * scale[None, :]
     if RELU:
-        gradient = tl.where(normed * gain[None, :] + shift[None, :] > 0, gradient, 0.0)
+        gradient = tl.where(normed * gain[None, :] + shift[None, :] <= 0, 0.0, gradient)
     gradient = gradient - mean_gradient[None, :] - normed * mean_product[None, :]
     tl.store(lower + place, gradient * (scale * gain)[None, :], mask=mask)

@@ -196,12 +196,7 @@ class Trainer:
         if not parameters:
             return
         rows, plan = data.rows, _Plan(data, [self._split(size) for size in data.sizes.tolist()])
-        adam, trained = _Adam(stack.flat), stack.trained()
-        decay = (stack.decayed(self.decay_gains) * self.weight_decay).expand_as(stack.flat).contiguous()
-
-        alone = None
-        if stack.records_steps and self.schedule == "one-cycle" and trained is None:
-            alone = _AdamAlone(stack, self.weight_decay, self.decay_gains)
+        update = self._updates(stack)
 
         def train_step(
             shuffled: LabelledStack, index: Rows, share: Tensor, active: Tensor | None, rate: Tensor
@@ -211,16 +206,7 @@ class Trainer:
                 parts.append(stack(take_rows(shuffled.x, index), None if plan.full else share))
             outputs = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
             losses = objective(outputs, shuffled, index, share)
-            gradients = torch.autograd.grad(losses.sum(), parameters)
-            if alone is not None:
-                alone.step(gradients, rate)
-                return
-            gradient = torch.cat([part.flatten(1) for part in gradients], 1)
-            if self.schedule == "cosine":
-                gradient = torch.addcmul(gradient, stack.flat, decay)
-            else:
-                adam.shrink(decay if trained is None else decay * trained, rate, active)
-            adam.step(gradient if trained is None else gradient * trained, rate, active)
+            update(torch.autograd.grad(losses.sum(), parameters), rate, active)
 
         def train_epoch(order: Tensor, rate: Tensor) -> None:
             shuffled = data.ordered(order)
@@ -251,6 +237,24 @@ class Trainer:
                 if self.progress:
                     advance(1)
         stack.settle(data.x, rows)
+
+    def _updates(self, stack: Stack) -> Callable[[Sequence[Tensor], Tensor, Tensor | None], None]:
+        """What moves the weights: a function of gradients, learning rate and active networks, or ``None``."""
+        trained, one_cycle = stack.trained(), self.schedule == "one-cycle"
+        if stack.records_steps and one_cycle and trained is None and stack.flat.dtype == torch.float32:
+            return _AdamAlone(stack, self.weight_decay, self.decay_gains).step
+        adam = _Adam(stack.flat)
+        decay = (stack.decayed(self.decay_gains) * self.weight_decay).expand_as(stack.flat).contiguous()
+
+        def update(gradients: Sequence[Tensor], rate: Tensor, active: Tensor | None) -> None:
+            gradient = torch.cat([part.flatten(1) for part in gradients], 1)
+            if one_cycle:
+                adam.shrink(decay if trained is None else decay * trained, rate, active)
+            else:
+                gradient = torch.addcmul(gradient, stack.flat, decay)
+            adam.step(gradient if trained is None else gradient * trained, rate, active)
+
+        return update
 
     def _split(self, size: int) -> list[int]:
         """How many rows of a labelled set are in each mini-batch of an epoch."""
@@ -410,7 +414,8 @@ class _AdamAlone:
             capturable=stack.flat.is_cuda,
         )
 
-    def step(self, gradients: Sequence[Tensor], rate: Tensor) -> None:
+    def step(self, gradients: Sequence[Tensor], rate: Tensor, active: Tensor | None = None) -> None:
+        assert active is None, "one network alone never waits"
         for group in self.adam.param_groups:
             group["lr"] = rate
         for value, gradient in zip(self.parameters.values(), gradients, strict=True):
