@@ -1,12 +1,9 @@
 """Batch norm with a residual and ReLU: the kernels against torch in float64.
 
-Without a GPU the kernels run in Triton's interpreter, in a process of its own, as in test_cuda_steps.py.
+Without a GPU the kernels run in Triton's interpreter: that runs this file as a script.
 """
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -106,15 +103,8 @@ def test_plain_batch_norm_is_torchs():
     assert int(norm.num_batches_tracked) == 1
 
 
-@pytest.mark.skipif(not INSTALLED, reason="needs Triton, which comes with torch where there is a GPU")
-def test_interpreted_kernels_are_torchs_batch_norm():
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    outcome = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=600
-    )
-    if "can be converted to Python scalars" in outcome.stderr:
-        pytest.skip("the interpreter of this Triton cannot loop with this NumPy")
-    assert outcome.returncode == 0, outcome.stderr
+def test_interpreted_kernels_are_torchs_batch_norm(run_interpreted):
+    run_interpreted()
 
 
 @pytest.mark.skipif(

@@ -1,14 +1,10 @@
 """The loops of engines/cuda.py: plain torch and the kernels against the same steps in numpy, float64.
 
-Without a GPU the kernels run in Triton's interpreter, in a process of its own: Triton decides on that when it
-is imported. That process runs this file as a script.
+Without a GPU the kernels run in Triton's interpreter: that runs this file as a script.
 """
 
 import gc
 import importlib.util
-import os
-import subprocess
-import sys
 import weakref
 
 import numpy as np
@@ -315,15 +311,8 @@ def test_missing_triton_is_named():
         FrankWolfeSteps(torch.ones(2, 3), torch.ones(3), kernels=True)
 
 
-@pytest.mark.skipif(not INSTALLED, reason="needs Triton, which comes with torch where there is a GPU")
-def test_interpreted_kernels_make_the_same_steps():
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    outcome = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=600
-    )
-    if "can be converted to Python scalars" in outcome.stderr:
-        pytest.skip("the interpreter of this Triton cannot loop with this NumPy")
-    assert outcome.returncode == 0, outcome.stderr
+def test_interpreted_kernels_make_the_same_steps(run_interpreted):
+    run_interpreted()
 
 
 def test_loops_end_with_their_owners():
