@@ -67,3 +67,8 @@ def nothing_collected() -> Iterator[None]:
         finally:
             if enabled:
                 gc.enable()
+
+
+def power_of_two(least: int) -> int:
+    """The smallest one that is no less: blocks of kernels have such sizes."""
+    return 1 << (least - 1).bit_length()

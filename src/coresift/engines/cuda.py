@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coresift.kernels import compiled, recorded
+from coresift.kernels import compiled, power_of_two, recorded
 
 # Two points are the same if their squared distance is below this share of their squared norms.
 SAME = 1e-10
@@ -192,7 +192,7 @@ class FrankWolfeSteps:
             width,
             scan.blocks,
             J=height,
-            ROWS=min(rows, _power_of_two(height)),
+            ROWS=min(rows, power_of_two(height)),
             BLOCK=scan.layout.block,
             PARTIALS=len(scan.values),
             WIDE=getattr(tl, str(wide).removeprefix("torch.")),
@@ -220,7 +220,7 @@ class FrankWolfeSteps:
             scan.points,
             size,
             J=height,
-            WIDTH=_power_of_two(height),
+            WIDTH=power_of_two(height),
             PARTIALS=len(scan.values),
             HEAD=4 * HEAD,
             HALF=self._half is not None,
@@ -376,7 +376,7 @@ class CentreSteps:
             scan.points,
             size,
             J=height,
-            WIDTH=_power_of_two(height),
+            WIDTH=power_of_two(height),
             PARTIALS=len(scan.values),
             SHARE=2 * SAME,
             STATE=STATE,
@@ -394,7 +394,7 @@ class CentreSteps:
             scan.blocks,
             len(self.sums),
             J=height,
-            ROWS=min(scan.layout.rows, _power_of_two(height)),
+            ROWS=min(scan.layout.rows, power_of_two(height)),
             BLOCK=scan.layout.block,
             COPIES=self.copies,
             num_warps=scan.layout.warps,
@@ -470,10 +470,6 @@ def _first_largest(values: Tensor) -> tuple[float, int]:
     return float(largest), int((values == largest).nonzero()[0])
 
 
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
-
-
 class _Scan:
     """The grid of a scan, and its partial maxima: (P,) values and the points they are at."""
 
@@ -484,7 +480,7 @@ class _Scan:
         self.layout = layout
         self.blocks = -(-vectors.shape[1] // layout.block)
         self.programs = min(self.blocks, layout.programs * units)
-        self.values = torch.full((_power_of_two(self.programs),), -torch.inf, device=device).double()
+        self.values = torch.full((power_of_two(self.programs),), -torch.inf, device=device).double()
         self.points = torch.zeros_like(self.values, dtype=torch.int64)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from coresift.kernels import compiled
+from coresift.kernels import compiled, power_of_two
 
 # What kernels look up here is triton.language and its constexpr, from the first time they are needed.
 constexpr = Any
@@ -167,16 +167,12 @@ class _Grid:
         programs = -(-blocks // share)
         self.sizes = pixels, share * _PIXELS, programs, width
         self.adding, self.each, self.channels = (programs, across), (blocks, across), (-(-width // 8),)
-        self.blocks = {"CHANNELS": min(_CHANNELS, _power_of_two(width)), "PIXELS": _PIXELS}
-        self.all_sums = {"PROGRAMS": _power_of_two(programs)}
+        self.blocks = {"CHANNELS": min(_CHANNELS, power_of_two(width)), "PIXELS": _PIXELS}
+        self.all_sums = {"PROGRAMS": power_of_two(programs)}
 
     def sums(self) -> Tensor:
         """Room for two sums of each program and channel."""
         return torch.empty(2, *self.sizes[2:], device=self.device)
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
 
 
 @functools.cache
