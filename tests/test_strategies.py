@@ -264,6 +264,19 @@ def test_predictive_space_is_the_covariance():
     )
 
 
+@pytest.mark.parametrize("relative", [True, False])
+def test_predictive_space_of_classes(relative: bool):
+    """Covariances written out, a class at a time."""
+    probs = torch.softmax(torch.randn(30, 5, 3, generator=torch.Generator().manual_seed(1)).double(), -1)
+    pool = as_pool(probs.transpose(0, 1))
+    space = predictive_space(ClassSamples(30), pool, generator=torch.Generator(), relative=relative)
+    mean, expected = probs.mean(0), torch.zeros(5, 5, dtype=torch.float64)
+    for label in range(3):
+        scale = mean[:, label].sqrt() if relative else torch.ones(5, dtype=torch.float64)
+        expected += torch.cov(probs[:, :, label].mT, correction=0) / (scale[:, None] * scale)
+    torch.testing.assert_close(space.gram(torch.arange(5)).double(), expected, rtol=1e-5, atol=1e-7)
+
+
 def test_predictive_space_in_fewer_dimensions():
     """Inner products and duplicates survive random signs."""
     probs = torch.softmax(2 * torch.randn(60, 40, 10, generator=torch.Generator().manual_seed(0)), -1)

@@ -147,7 +147,7 @@ def _fisher(problem: Problem) -> Space:
     )
 
 
-def _predictive(problem: Problem, num_dimensions: int | None = None) -> Space:
+def _predictive(problem: Problem, num_dimensions: int | None = None, relative: bool = True) -> Space:
     return predictive_space(
         problem.posterior,
         problem.pool,
@@ -155,12 +155,13 @@ def _predictive(problem: Problem, num_dimensions: int | None = None) -> Space:
         generator=problem.generator,
         labelled=problem.labelled,
         num_dimensions=num_dimensions,
+        relative=relative,
         memory=problem.memory,
     )
 
 
 def _projected_predictive(problem: Problem) -> Space:
-    return _predictive(problem, _DIMENSIONS)
+    return _predictive(problem, _DIMENSIONS, relative=False)
 
 
 def _features(problem: Problem) -> Space:

@@ -1,4 +1,4 @@
-"""The predictive covariance as a space: what greedy log-determinant batches are built on."""
+"""The predictive covariance as a space: what greedy log-determinant and LCMD batches are built on."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def predictive_space(
     generator: torch.Generator,
     labelled: Tensor | None = None,
     num_dimensions: int | None = None,
+    relative: bool = True,
     memory: int | None = None,
 ) -> VectorSpace:
     """Vectors whose inner products are the covariances of the predicted means, in units of the noise.
@@ -32,7 +33,10 @@ def predictive_space(
     Linear regression: x_n^T S x_m / s0^2, exactly, so that log det(I + K) is twice the information the
     labels of a set would give about theta. Other models: the covariance over J samples of the mean of y,
     divided by the noise's standard deviation; for classes, of the indicator of each class divided by the
-    square root of its probability, added up over classes.
+    square root of its probability, added up over classes. ``relative=False`` leaves that division out: the
+    covariance of the probabilities themselves, to which classes that are unlikely anyway add little. Such
+    vectors are long where samples disagree about which class is the most likely, rather than where a label
+    says most about theta.
 
     J samples of C classes make vectors of J C numbers. Where that is more than ``num_dimensions``, they are
     brought down to so many by random signs, which keeps inner products up to a relative error of about one
@@ -56,7 +60,9 @@ def predictive_space(
         check_several(each.batch_shape[0])
         if isinstance(each, Categorical):
             mean = each.probs.mean(0)
-            values = (each.probs - mean) / mean.sqrt()
+            values = each.probs - mean
+            if relative:
+                values = values / mean.sqrt()
         else:
             values = (each.mean - each.mean.mean(0)) / each.variance.mean(0).sqrt()
         rows = values.transpose(0, 1).flatten(1) / math.sqrt(len(values))
