@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from coresift import InputError
-from coresift.data import IMAGES
+from coresift.cli import app
 from coresift.experiments.batch_map import BatchMap, spread
 from coresift.experiments.config import Experiment
 from coresift.experiments.report import write_report
@@ -110,6 +111,18 @@ def test_crops_and_flips_of_bytes():
     assert torch.equal(only, image)
 
 
+def test_channels_are_not_last_in_memory_on_a_cpu():
+    """There, the gradient of strided filters of size 1 may write where it should not."""
+    images = torch.zeros(4, 3, 8, 8)
+    assert Augment(padding=1)(images).is_contiguous()
+    network, seen = ResNet18(3, width=4), []
+    for module in network.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.register_forward_pre_hook(lambda _, x: seen.append(x[0].is_contiguous()))
+    network(images.contiguous(memory_format=torch.channels_last))
+    assert len(seen) == 20 and all(seen)
+
+
 def test_small_sets_are_passed_over_more_often(monkeypatch):
     from coresift.networks import trainer
 
@@ -184,24 +197,15 @@ def test_experiments_can_be_read(path):
 
 
 @pytest.fixture
-def small_experiment(tmp_path, monkeypatch):
-    """On 240 images in a file, two methods, two seeds and two rounds."""
+def small_experiment(tmp_path):
+    """On 240 images of one's own in a file, two methods, two seeds and two rounds."""
     x, y = pictures(360, 6)
-    train, test = x[:240].numpy(), x[240:].numpy()
-    np.savez(tmp_path / "cifar10.npz", x=train, y=y[:240], test_x=test, test_y=y[240:])
-    small = replace(
-        IMAGES["cifar10"],
-        shape=(3, 12, 12),
-        class_names=("square", "bar", "cross"),
-        counts=tuple(np.bincount(y[:240]).tolist()),
-        test_counts=tuple(np.bincount(y[240:]).tolist()),
-        means=tuple((train.mean((0, 2, 3)) / 255).round(4).tolist()),
-    )
-    monkeypatch.setitem(IMAGES, "cifar10", small)
+    train, test, words = x[:240].numpy(), x[240:].numpy(), np.array(["square", "bar", "cross"])[y]
+    np.savez(tmp_path / "mine.npz", x=train, y=words[:240], test_x=test, test_y=words[240:])
     config = tmp_path / "small.toml"
     config.write_text(
+        f"data = '{tmp_path / 'mine.npz'}'\n"
         """
-        data = "cifar10"
         methods = ["random", "k-medoids"]
         seeds = 2
         first = 40
@@ -221,9 +225,9 @@ def small_experiment(tmp_path, monkeypatch):
 
 
 def test_an_experiment_from_files_to_the_report(small_experiment, tmp_path):
-    run_experiment(small_experiment, tmp_path / "results", folder=tmp_path)
+    run_experiment(small_experiment, tmp_path / "results")
     whole = replace(small_experiment.only(methods=["random"]), seeds=1, first="all", budget=0)
-    run_experiment(whole, tmp_path / "whole", folder=tmp_path)
+    run_experiment(whole, tmp_path / "whole")
     write_report(tmp_path / "whole")
     text = (tmp_path / "whole" / "tables.md").read_text(encoding="utf-8")
     assert "accuracy at 240 labels" in text and "refits, where" not in text and "times as often" not in text
@@ -231,12 +235,12 @@ def test_an_experiment_from_files_to_the_report(small_experiment, tmp_path):
 
     write_report(tmp_path / "results", ceiling=tmp_path / "whole")
     text = (tmp_path / "results" / "tables.md").read_text(encoding="utf-8")
-    (end,) = Log(tmp_path / "whole" / "cifar10" / "random.jsonl").rounds()[0]
+    (end,) = Log(tmp_path / "whole" / "mine" / "random.jsonl").rounds()[0]
     assert f"With all 240 labels, accuracy is {end.accuracy:.4f}." in text
     with pytest.raises(InputError, match="no finished runs with first"):
         write_report(tmp_path / "whole", ceiling=tmp_path / "results")
     assert "accuracy at 60 labels" in text and "k-medoids" in text
-    settings = Log(tmp_path / "results" / "cifar10" / "random.jsonl").settings()
+    settings = Log(tmp_path / "results" / "mine" / "random.jsonl").settings()
     assert settings["model"]["width"] == 4 and settings["model"]["flip"] is True
 
 
@@ -249,7 +253,7 @@ def test_more_seeds_and_methods_later(small_experiment, tmp_path, monkeypatch):
         return fit_many(self, sets, seeds)
 
     def rounds(folder):
-        found = {name: Log(folder / "cifar10" / f"{name}.jsonl").rounds() for name in ("random", "k-medoids")}
+        found = {name: Log(folder / "mine" / f"{name}.jsonl").rounds() for name in ("random", "k-medoids")}
         return {
             (name, seed): [replace(turn, fit_seconds=0.0, select_seconds=0.0) for turn in turns]
             for name, seeds in found.items()
@@ -257,35 +261,35 @@ def test_more_seeds_and_methods_later(small_experiment, tmp_path, monkeypatch):
         }
 
     monkeypatch.setattr(NeuralLinearClassifier, "fit_many", counted)
-    run_experiment(small_experiment, tmp_path / "whole", folder=tmp_path)
+    run_experiment(small_experiment, tmp_path / "whole")
     # What the first method began with is not trained again for the second.
     assert trained == [40, 60, 40, 60, 60, 60]
 
     trained.clear()
-    run_experiment(replace(small_experiment.only(methods=["random"]), seeds=1), torn, folder=tmp_path)
-    log = torn / "cifar10" / "random.jsonl"
+    run_experiment(replace(small_experiment.only(methods=["random"]), seeds=1), torn)
+    log = torn / "mine" / "random.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))  # killed in its second fit
-    run_experiment(small_experiment, torn, folder=tmp_path)
-    run_experiment(replace(small_experiment, seeds=1), torn, folder=tmp_path)  # nothing is lost by that
+    run_experiment(small_experiment, torn)
+    run_experiment(replace(small_experiment, seeds=1), torn)  # nothing is lost by that
     assert trained == [40, 60, 60, 40, 60, 40, 60, 60]
     assert rounds(torn) == rounds(tmp_path / "whole")
-    run_experiment(small_experiment, tmp_path / "together", folder=tmp_path, together=True)
+    run_experiment(small_experiment, tmp_path / "together", together=True)
     assert rounds(tmp_path / "together") == rounds(tmp_path / "whole")
 
     # Two processes share the seeds, and their files are joined.
     trained.clear()
-    joined = tmp_path / "joined" / "cifar10"
+    joined = tmp_path / "joined" / "mine"
     joined.mkdir(parents=True)
     for seed in (1, 0):
-        run_experiment(small_experiment, tmp_path / f"seed{seed}", folder=tmp_path, only_seed=seed)
-        for part in (tmp_path / f"seed{seed}" / "cifar10").glob("*.jsonl"):
+        run_experiment(small_experiment, tmp_path / f"seed{seed}", only_seed=seed)
+        for part in (tmp_path / f"seed{seed}" / "mine").glob("*.jsonl"):
             with (joined / part.name).open("a") as file:
                 file.write(part.read_text())
     assert trained == [40, 60, 60] * 2
-    run_experiment(small_experiment, joined.parent, folder=tmp_path)
+    run_experiment(small_experiment, joined.parent)
     assert trained == [40, 60, 60] * 2 and rounds(joined.parent) == rounds(tmp_path / "whole")
     with pytest.raises(InputError, match="no seed 2 among 2"):
-        run_experiment(small_experiment, tmp_path / "none", folder=tmp_path, only_seed=2)
+        run_experiment(small_experiment, tmp_path / "none", only_seed=2)
 
 
 def test_joined_files_must_have_one_setting(tmp_path):
@@ -311,3 +315,11 @@ def test_joined_files_must_have_different_seeds_and_whole_lines(tmp_path):
     log.path.write_text(text[:-20] + text)
     with pytest.raises(InputError, match="is damaged; if files were joined"):
         log.rounds()
+
+
+def test_a_map_from_the_command_line(small_experiment, tmp_path, monkeypatch):
+    """The file has none of the paper's methods, so it shows those there are."""
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(app, ["experiment", "map", "small.toml", "--budget", "10"])
+    assert found.exit_code == 0 and "mine k-medoids: nearest other point" in found.output
+    assert (tmp_path / "batches-mine.png").exists() and (tmp_path / "batches-mine.npz").exists()

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from coresift.data import IMAGES, Images, load_images, write_sheets
+from coresift.data import IMAGES, Images, are_images, load_images, write_sheets
 from coresift.types import InputError
 
 FOLDER = Path(os.environ.get("CORESIFT_DATA") or Path(__file__).parents[2].joinpath("shared", "data"))
@@ -358,9 +358,11 @@ def test_channels_in_another_order_are_told_by_their_means(
 
 
 def test_sets_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"no image set 'fashion-mnist'; did you mean 'fashion_mnist'\?"):
+    with pytest.raises(
+        InputError, match=r"no image set or file 'fashion-mnist'; did you mean 'fashion_mnist'\?"
+    ):
         load_images("fashion-mnist")
-    with pytest.raises(InputError, match="no image set 'x'; there are cifar10, fashion_mnist, svhn"):
+    with pytest.raises(InputError, match="no image set or file 'x'; there are cifar10, fashion_mnist, svhn"):
         load_images("x")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CORESIFT_DATA", raising=False)
@@ -404,3 +406,49 @@ def test_published_sets(name: str, first_labels: list[str]) -> None:
     assert images.x.shape == (sum(source.counts), *source.shape)
     assert images.test_x.shape == (sum(source.test_counts), *source.shape)
     assert [images.class_names[label] for label in images.y[:4]] == first_labels
+
+
+def own_images(**change: np.ndarray) -> dict[str, np.ndarray]:
+    """Six images of one's own and two for testing."""
+    rng = np.random.default_rng(0)
+    return {
+        "x": rng.integers(0, 256, (6, 1, 5, 4), dtype=np.uint8),
+        "y": np.array(["cat", "dog", "dog", "eel", "cat", "cat"]),
+        "test_x": rng.integers(0, 256, (2, 1, 5, 4), dtype=np.uint8),
+        "test_y": np.array(["fox", "cat"]),
+        **change,
+    }
+
+
+def test_images_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "pets.npz"
+    np.savez(path, **own_images())
+    assert are_images(path) and are_images("svhn")
+    images = load_images(path)
+    assert images.name == "pets" and images.class_names == ("cat", "dog", "eel", "fox")
+    assert images.y.tolist() == [0, 1, 1, 2, 0, 0] and images.test_y.tolist() == [3, 0]
+    assert np.array_equal(images.x, own_images()["x"])
+    np.savez(tmp_path / "table.npz", x=np.zeros((6, 3)), y=np.zeros(6))
+    np.savez(tmp_path / "other.npz", z=np.zeros((6, 3, 3)))
+    for name in ("table.npz", "other.npz", "none.npz", "pets.csv"):
+        assert not are_images(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": np.zeros((6, 1, 5, 4))}, r"x has shape \(6, 1, 5, 4\) and type float64, expected bytes"),
+        ({"test_x": np.zeros((2, 5, 4), dtype=np.uint8)}, r"test_x has shape \(2, 5, 4\)"),
+        ({"y": np.arange(5)}, r"x holds 6 images, but its labels have shape \(5,\)"),
+        ({"test_y": np.zeros(2)}, "type float64; expected a whole number or a word"),
+        ({"test_x": np.zeros((2, 3, 5, 4), dtype=np.uint8)}, r"\(1, 5, 4\) for training, but \(3, 5, 4\)"),
+        ({"y": np.array([{}] * 6)}, "it should hold arrays x, y, test_x and test_y"),
+    ],
+)
+def test_images_of_ones_own_that_are_none(
+    tmp_path: Path, change: dict[str, np.ndarray], message: str
+) -> None:
+    np.savez(tmp_path / "pets.npz", **own_images(**change))
+    assert are_images(tmp_path / "pets.npz")
+    with pytest.raises(InputError, match=message):
+        load_images(tmp_path / "pets.npz")

@@ -150,8 +150,12 @@ def figure(
 def batch_map(
     config: Annotated[Path, typer.Argument(help="A TOML file, such as experiments/cifar10.toml.")],
     methods: Annotated[
-        str, typer.Option(help="Only these methods, with commas between.")
-    ] = "maxent,bald,acs-fw-j10",
+        str | None,
+        typer.Option(
+            help="Only these methods, with commas between; by default those of maxent, bald and acs-fw-j10 "
+            "that the file has, or else all of its."
+        ),
+    ] = None,
     budget: Annotated[int, typer.Option(help="Points in each batch.")] = 200,
     folder: Annotated[
         Path | None, typer.Option(help="Where images lie; CORESIFT_DATA or data by default.")
@@ -166,7 +170,9 @@ def batch_map(
     from coresift.experiments.config import Experiment
     from coresift.report.figures import save
 
-    experiment = Experiment.load(config).only((), _names(methods))
+    experiment = Experiment.load(config)
+    usual = [name for name in ("maxent", "bald", "acs-fw-j10") if name in experiment.methods]
+    experiment = experiment.only((), _names(methods or "") or usual)
     for data in experiment.data:
         path = out or Path(f"batches-{data}.png")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Tables and images to experiment on: the published ones by name, and tables of one's own."""
+"""Tables and images to experiment on: the published ones by name, and files of one's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from coresift.data.generated import generated_year
 from coresift.data.image_files import Images, write_sheets
-from coresift.data.images import IMAGES, ImageSource, load_images
+from coresift.data.images import IMAGES, ImageSource, are_images, load_images
 from coresift.data.readers import Table
 from coresift.data.tables import TABLES, Source, checksum, load_table
 from coresift.types import Floats
@@ -20,6 +20,7 @@ __all__ = [
     "Images",
     "Source",
     "Table",
+    "are_images",
     "checksum",
     "generated_year",
     "load_energy",

@@ -129,7 +129,7 @@ def read_mat(paths: Sequence[Path], shape: Shape) -> Arrays:
     return *_mat(train), *_mat(test)
 
 
-def read_arrays(paths: Sequence[Path], shape: Shape) -> Arrays:
+def read_arrays(paths: Sequence[Path], shape: Shape | None = None) -> Arrays:
     """Read an ``.npz`` file of the arrays of `Images`."""
     (path,) = paths
     # Opened here, since numpy leaves a broken file open.

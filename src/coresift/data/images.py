@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,25 +112,49 @@ IMAGES: dict[str, ImageSource] = {
 }
 
 
-def load_images(name: str, folder: str | Path | None = None) -> Images:
-    """Load a published image set by name.
+def are_images(name_or_path: str | Path) -> bool:
+    """Whether this is for `load_images`: a name in `IMAGES`, or an ``.npz`` file of more than rows."""
+    if str(name_or_path) in IMAGES:
+        return True
+    path = Path(name_or_path)
+    if path.suffix != ".npz" or not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as file:
+        if "x.npy" not in file.namelist():
+            return False
+        with file.open("x.npy") as array:  # no more than its head, of what may be gigabytes
+            version = np.lib.format.read_magic(array)
+            shape, *_ = (
+                np.lib.format.read_array_header_1_0(array)
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0(array)
+            )
+    return len(shape) > 2
+
+
+def load_images(name_or_path: str | Path, folder: str | Path | None = None) -> Images:
+    """Load a published image set by name, or images of one's own by the path of their file.
 
     Parameters
     ----------
-    name : a name in `IMAGES`.
-    folder : where image sets lie, in ``<name>``, ``images/<name>`` or right there: as sheets that
+    name_or_path : a name in `IMAGES`, or the path of an ``.npz`` file with arrays ``x`` and ``test_x`` of
+        bytes (n, channels, height, width), and ``y`` and ``test_y`` of labels (n,), numbers or words.
+    folder : where published sets lie, in ``<name>``, ``images/<name>`` or right there: as sheets that
         `write_sheets` made, as the official files, or as ``<name>.npz`` with arrays ``x``, ``y``, ``test_x``
         and ``test_y``, whichever is found first. By default what the environment variable ``CORESIFT_DATA``
         names, or else ``data``.
 
     >>> load_images("cifar")
     Traceback (most recent call last):
-    coresift.errors.InputError: there is no image set 'cifar'; did you mean 'cifar10'?
+    coresift.errors.InputError: there is no image set or file 'cifar'; did you mean 'cifar10'?
     """
+    name = str(name_or_path)
+    if name not in IMAGES and Path(name).is_file():
+        return _read_own(Path(name))
     if name not in IMAGES:
         near = difflib.get_close_matches(name.lower(), IMAGES)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(IMAGES)}"
-        raise InputError(f"there is no image set {name!r}; {hint}")
+        raise InputError(f"there is no image set or file {name!r}; {hint}")
     source = IMAGES[name]
     form, paths = _find(name, source, Path(folder or os.environ.get("CORESIFT_DATA") or "data"))
     arrays = form.read(paths, source.shape)
@@ -143,6 +168,27 @@ def load_images(name: str, folder: str | Path | None = None) -> Images:
     x, test_x = (np.ascontiguousarray(pixels) for pixels in arrays[::2])
     y, test_y = (labels.astype(np.int64) for labels in arrays[1::2])
     return Images(name, x, y, test_x, test_y, source.class_names)
+
+
+def _read_own(path: Path) -> Images:
+    """Images of one's own, whose classes are in the order of their labels."""
+    x, y, test_x, test_y = read_arrays([path])
+    for name, pixels, labels in (("x", x, y), ("test_x", test_x, test_y)):
+        if pixels.ndim != 4 or pixels.dtype != np.uint8 or not pixels.size:
+            raise InputError(
+                f"{path}: {name} has shape {pixels.shape} and type {pixels.dtype}, expected bytes (uint8), "
+                "(images, channels, height, width)"
+            )
+        if labels.shape != pixels.shape[:1] or labels.dtype.kind not in "iuUSb":
+            raise InputError(
+                f"{path}: {name} holds {len(pixels)} images, but its labels have shape {labels.shape} and "
+                f"type {labels.dtype}; expected a whole number or a word for each"
+            )
+    if x.shape[1:] != test_x.shape[1:]:
+        raise InputError(f"{path}: images are {x.shape[1:]} for training, but {test_x.shape[1:]} for testing")
+    classes, codes = np.unique(np.concatenate([y, test_y]), return_inverse=True)
+    names = tuple(str(name) for name in classes.tolist())
+    return Images(path.stem, x, codes[: len(y)], test_x, codes[len(y) :], names)
 
 
 def _find(name: str, source: ImageSource, folder: Path) -> tuple[Form, Sequence[Path]]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from coresift.data import IMAGES, checksum, load_images, load_table
+from coresift.data import are_images, checksum, load_images, load_table
 from coresift.loop import Method, Simulation
 from coresift.models import (
     DropoutClassifier,
@@ -48,7 +48,7 @@ class Source:
 
     Attributes
     ----------
-    table : a name or a path, for `load_table`, or a name in `IMAGES`.
+    table : a name or a path, for `load_table` or `load_images`.
     target : the column to predict, in a file of one's own.
     model : options of the model, over those of the experiment.
     """
@@ -56,6 +56,11 @@ class Source:
     table: str
     target: str | None = None
     model: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def of_images(self) -> bool:
+        """Whether it is a set of images."""
+        return are_images(self.table)
 
 
 @dataclass(frozen=True)
@@ -112,9 +117,9 @@ class Experiment:
         _check_words(described, {"data", "methods", "method", "model", *numbers}, str(path))
         model = dict(described.get("model", {}))
         kind = model.pop("kind", "neural-linear")
-        among = set(_by_name(described.get("data", {})))
-        images = bool(among & set(IMAGES))
-        if images and not among <= set(IMAGES):
+        kinds = {are_images(name) for name in _by_name(described.get("data", {}))}
+        images = True in kinds
+        if len(kinds) > 1:
             raise InputError(
                 f"{path} has both images and tables; they need models of their own, and a file each"
             )
@@ -159,7 +164,7 @@ class Experiment:
 
     def options(self, data: str) -> dict[str, Any]:
         """The options of the model on a data set."""
-        defaults = {} if self.data[data].table in IMAGES else _DEFAULTS.get(self.kind, {})
+        defaults = {} if self.data[data].of_images else _DEFAULTS.get(self.kind, {})
         return {**defaults, **self.model, **self.data[data].model}
 
     def settings(self, data: str, method: str, simulation: Simulation) -> dict[str, Any]:
@@ -185,12 +190,12 @@ class Experiment:
 
     def _instead(self, data: str) -> list[str]:
         """Options that stand for modules."""
-        return sorted(_INSTEAD_FOR_IMAGES if self.data[data].table in IMAGES else _INSTEAD)
+        return sorted(_INSTEAD_FOR_IMAGES if self.data[data].of_images else _INSTEAD)
 
     def simulation(self, data: str, folder: Path | None, device: str, workers: int) -> Simulation:
         """Load the data and make the model."""
         source = self.data[data]
-        if source.table in IMAGES:
+        if source.of_images:
             return self._on_images(data, folder, device)
         table = load_table(source.table, folder, source.target)
         options = self.options(data)

@@ -42,8 +42,9 @@ class Augment(nn.Module):
             columns = torch.where(flipped, width - 1 - columns, columns)
         columns = move[1] + columns
         each = torch.arange(num, device=x.device)[:, None, None]
-        # Channels come last in memory, as a GPU wants them.
-        return padded.permute(0, 2, 3, 1)[each, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+        moved = padded.permute(0, 2, 3, 1)[each, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+        # Channels now come last in memory, as a GPU wants them; a CPU may not bear it, see `ResNet18`.
+        return moved if x.is_cuda else moved.contiguous()
 
 
 class Prepared(nn.Module):
