@@ -38,7 +38,7 @@ class ResNet18(nn.Module):
         self.last = FullyConnected(sizes[-1], features)
 
     def forward(self, x: Tensor) -> Tensor:
-        # The faster order on a GPU. On a CPU, torch 2.13 writes out of bounds in it, in the gradient of strided
+        # The faster order on a GPU; on a CPU torch 2.13 writes out of bounds in it, in gradients of strided
         # filters of size 1.
         x = x.contiguous(memory_format=torch.channels_last if x.is_cuda else torch.contiguous_format)
         return torch.relu(self.last(self.blocks(self.stem(x)).mean((2, 3))))
