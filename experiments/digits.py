@@ -20,14 +20,14 @@ from sklearn.linear_model import LogisticRegression
 
 import coresift
 from coresift.selectors import LCMD
-from coresift.spaces import predictive_space
+from coresift.spaces import Space, predictive_space
 from coresift.strategies import Problem, Strategy
 
 FIRST, BATCH, ROUNDS, TEST, SPLITS, CLASSES = 20, 20, 8, 500, 8, 10
 STRATEGIES = ("random", "margin", "maxent", "bald", "acs-fw", "acs-lcmd", "predictive-lcmd", "relative")
 
 
-def relative(problem: Problem) -> object:
+def relative(problem: Problem) -> Space:
     """Distances in units of what a label says about the model, as `greedy-logdet` has them."""
     return predictive_space(
         problem.posterior,
@@ -35,6 +35,7 @@ def relative(problem: Problem) -> object:
         problem.num_samples,
         generator=problem.generator,
         labelled=problem.labelled,
+        num_dimensions=512,
     )
 
 
@@ -70,6 +71,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     given = parser.parse_args()
     x, y = load_digits(return_X_y=True)
+    given.out.write_text("", encoding="utf-8")
     for kind in ("forest", "bagged logistic regression"):
         for name in STRATEGIES:
             found = [final_accuracy(kind, name, seed, x / 16, y) for seed in range(SPLITS)]

@@ -152,7 +152,11 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_tables_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    text = "data = ['here/mine.csv', 'there/mine.csv']\nmethods = ['random']"
+    paths = [tmp_path / folder / "mine.csv" for folder in ("here", "there")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text("x,y\n1,2\n")
+    text = f"data = ['{paths[0]}', '{paths[1]}']\nmethods = ['random']"
     with pytest.raises(InputError, match=r"here/mine.csv.*there/mine.csv.*mine"):
         Experiment.load(written(tmp_path / "one.toml", text))
 

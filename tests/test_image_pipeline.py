@@ -318,8 +318,26 @@ def test_joined_files_must_have_different_seeds_and_whole_lines(tmp_path):
 
 
 def test_a_map_from_the_command_line(small_experiment, tmp_path, monkeypatch):
-    """The file has none of the paper's methods, so it shows those there are."""
+    """Of the paper's methods, where the file has any."""
     monkeypatch.chdir(tmp_path)
     found = CliRunner().invoke(app, ["experiment", "map", "small.toml", "--budget", "10"])
     assert found.exit_code == 0 and "mine k-medoids: nearest other point" in found.output
     assert (tmp_path / "batches-mine.png").exists() and (tmp_path / "batches-mine.npz").exists()
+    config = tmp_path / "small.toml"
+    config.write_text(config.read_text().replace("k-medoids", "maxent"))
+    found = CliRunner().invoke(app, ["experiment", "map", "small.toml", "--budget", "10"])
+    assert "mine maxent" in found.output and "mine random" not in found.output
+    with pytest.raises(InputError, match="budget is 1, expected from 2 to the 200 points"):
+        BatchMap.of(small_experiment.simulation("mine", None, "cpu", 1), {}, budget=1)
+
+
+def test_files_that_are_not_there_or_not_for_images(small_experiment, tmp_path):
+    config = tmp_path / "small.toml"
+    text = config.read_text()
+    config.write_text(text.replace("mine.npz", "yours.npz"))
+    with pytest.raises(InputError, match=r"there is no file '.*yours\.npz', seen from"):
+        Experiment.load(config)
+    path = next(line for line in text.splitlines() if line.startswith("data")).split("'")[1]
+    config.write_text(text.replace(f"data = '{path}'", "") + f"[data.'{path}']\ntarget = 'y'\n")
+    with pytest.raises(InputError, match="'target' is not known; there are model"):
+        Experiment.load(config)

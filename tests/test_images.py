@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -428,6 +429,11 @@ def test_images_of_ones_own(tmp_path: Path) -> None:
     assert images.name == "pets" and images.class_names == ("cat", "dog", "eel", "fox")
     assert images.y.tolist() == [0, 1, 1, 2, 0, 0] and images.test_y.tolist() == [3, 0]
     assert np.array_equal(images.x, own_images()["x"])
+    np.savez(
+        path, **own_images(x=np.asfortranarray(images.x), y=np.arange(6) % 2 > 0, test_y=images.test_y < 1)
+    )
+    assert np.array_equal(load_images(path).x, images.x) and load_images(path).x.flags.c_contiguous
+    assert load_images(path).class_names == ("False", "True")
     np.savez(tmp_path / "table.npz", x=np.zeros((6, 3)), y=np.zeros(6))
     np.savez(tmp_path / "other.npz", z=np.zeros((6, 3, 3)))
     for name in ("table.npz", "other.npz", "none.npz", "pets.csv"):
@@ -439,10 +445,18 @@ def test_images_of_ones_own(tmp_path: Path) -> None:
     [
         ({"x": np.zeros((6, 1, 5, 4))}, r"x has shape \(6, 1, 5, 4\) and type float64, expected bytes"),
         ({"test_x": np.zeros((2, 5, 4), dtype=np.uint8)}, r"test_x has shape \(2, 5, 4\)"),
+        ({"test_x": np.zeros((0, 1, 5, 4), dtype=np.uint8)}, "so there is nothing in it"),
         ({"y": np.arange(5)}, r"x holds 6 images, but its labels have shape \(5,\)"),
-        ({"test_y": np.zeros(2)}, "type float64; expected a whole number or a word"),
+        (
+            {"test_y": np.zeros(2)},
+            "y is of type <U3 and test_y of type float64, expected whole numbers",
+        ),
+        ({"test_y": np.arange(2)}, "test_y of type int64, expected whole numbers or words in both"),
+        ({"y": np.array([b"cat"] * 6)}, r"y is of type \|S3 .* astype\(str\) makes them so"),
         ({"test_x": np.zeros((2, 3, 5, 4), dtype=np.uint8)}, r"\(1, 5, 4\) for training, but \(3, 5, 4\)"),
-        ({"y": np.array([{}] * 6)}, "it should hold arrays x, y, test_x and test_y"),
+        ({"y": np.array([{}] * 6)}, "it should hold arrays x, .* of plain types, not of objects"),
+        ({"y": np.array(["cat"] * 6)}, "all labels in y are cat, expected at least two classes"),
+        ({"test_y": np.array(["fox", "cow"])}, "no label in test_y, such as fox, is one of those in y"),
     ],
 )
 def test_images_of_ones_own_that_are_none(
@@ -452,3 +466,15 @@ def test_images_of_ones_own_that_are_none(
     assert are_images(tmp_path / "pets.npz")
     with pytest.raises(InputError, match=message):
         load_images(tmp_path / "pets.npz")
+
+
+@pytest.mark.parametrize("content", [b"no archive", b"", "x.npy"])
+def test_files_that_are_no_arrays(tmp_path: Path, content: bytes | str) -> None:
+    path = tmp_path / "pets.npz"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr(content, "no array")
+    with pytest.raises(InputError, match=r"cannot read .*pets\.npz: .*; it should hold arrays"):
+        are_images(path)

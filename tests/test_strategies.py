@@ -17,6 +17,7 @@ from coresift.models import (
 )
 from coresift.pool import ArrayPool, as_pool
 from coresift.spaces import badge_space, likelihood_space, predictive_space, sampled_likelihood_space
+from coresift.strategies import Problem
 from coresift.testing import check_posterior, check_space
 
 N = 60
@@ -275,6 +276,44 @@ def test_predictive_space_of_classes(relative: bool):
         scale = mean[:, label].sqrt() if relative else torch.ones(5, dtype=torch.float64)
         expected += torch.cov(probs[:, :, label].mT, correction=0) / (scale[:, None] * scale)
     torch.testing.assert_close(space.gram(torch.arange(5)).double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_two_classes_are_a_yes_or_no():
+    """Distances are the same, whichever way a model says it."""
+    yes = torch.rand(30, 6, generator=torch.Generator().manual_seed(2))
+    pool, draws = as_pool(torch.arange(6.0)[:, None]), list(torch.arange(30))
+    spaces = [
+        predictive_space(
+            FunctionPosterior(answer, draws), pool, 30, generator=torch.Generator(), relative=False
+        )
+        for answer in (
+            lambda x, draw: Bernoulli(yes[draw][x[:, 0].long()]),
+            lambda x, draw: Categorical(torch.stack([1 - yes[draw], yes[draw]], -1)[x[:, 0].long()]),
+        )
+    ]
+    index = torch.arange(6)
+    torch.testing.assert_close(spaces[0].gram(index), spaces[1].gram(index))
+
+
+def test_the_default_takes_probabilities_as_they_are():
+    """A class that is unlikely anyway, however much samples differ about it, does not make a vector long."""
+    unlikely = torch.tensor([1e-2, 1e-5] * 10)
+    first, second = torch.tensor([0.45, 0.55] * 10), torch.tensor([0.55, 0.45] * 10)
+    rare = torch.stack([1 - unlikely, unlikely, torch.zeros(20)], -1)
+    contested = torch.stack([first, second, torch.zeros(20)], -1)
+    probs = torch.stack([rare, contested], 1).clamp(min=1e-12)
+    assert select(probs=probs, budget=1).index.tolist() == [1]
+    ratios = []
+    for relative in (True, False):
+        space = predictive_space(
+            ClassSamples(20), as_pool(probs.transpose(0, 1)), generator=torch.Generator(), relative=relative
+        )
+        ratios.append(float(space.norms[1] / space.norms[0]))
+    assert ratios[0] < 2.5 and ratios[1] > 9
+    space = STRATEGIES["predictive-lcmd"].build(
+        Problem(as_pool(probs.transpose(0, 1)), ClassSamples(20), None, None, None, 20, torch.Generator())
+    )
+    assert float(space.norms[1] / space.norms[0]) == pytest.approx(ratios[1])
 
 
 def test_predictive_space_in_fewer_dimensions():

@@ -153,7 +153,7 @@ def batch_map(
         str | None,
         typer.Option(
             help="Only these methods, with commas between; by default those of maxent, bald and acs-fw-j10 "
-            "that the file has, or else all of its."
+            "that the file has, or else all that it has."
         ),
     ] = None,
     budget: Annotated[int, typer.Option(help="Points in each batch.")] = 200,

@@ -132,13 +132,14 @@ def read_mat(paths: Sequence[Path], shape: Shape) -> Arrays:
 def read_arrays(paths: Sequence[Path], shape: Shape | None = None) -> Arrays:
     """Read an ``.npz`` file of the arrays of `Images`."""
     (path,) = paths
+    content = "arrays x, y, test_x and test_y of plain types, not of objects"
     # Opened here, since numpy leaves a broken file open.
-    with _reading(path, "arrays x, y, test_x and test_y"), path.open("rb") as file, np.load(file) as arrays:
+    with reading(path, content), path.open("rb") as file, np.load(file) as arrays:
         return arrays["x"], arrays["y"], arrays["test_x"], arrays["test_y"]
 
 
 @contextmanager
-def _reading(path: Path, content: str) -> Iterator[None]:
+def reading(path: Path, content: str) -> Iterator[None]:
     """Name the file, and the content it should have, whatever its bytes make a library raise."""
     try:
         yield
@@ -160,12 +161,12 @@ def _pillow() -> Any:
 def _read_split(labels: Path, shape: Shape) -> tuple[Pixels, Array]:
     open_image = _pillow().open
     channels, height, width = shape
-    with _reading(labels, "an array of labels"):
+    with reading(labels, "an array of labels"):
         y: Array = np.load(labels)
         x = np.empty((len(y), *shape), np.uint8)
     for number, start in enumerate(range(0, len(y), PER_SHEET)):
         path = labels.with_name(labels.name.replace("labels.npy", f"{number:02d}.webp"))
-        with _reading(path, f"images {start} and on of {len(y)}"), open_image(path) as image:
+        with reading(path, f"images {start} and on of {len(y)}"), open_image(path) as image:
             sheet = np.asarray(image.convert("RGB"))
         expected = (ROWS * height, COLUMNS * width)
         if sheet.shape[:2] != expected:
@@ -182,7 +183,7 @@ def _read_split(labels: Path, shape: Shape) -> tuple[Pixels, Array]:
 def _idx(path: Path, axes: int) -> Pixels:
     """The bytes of an idx file: two zeros, the type, the number of axes, their sizes, and the numbers."""
     opened = gzip.open if path.suffix == ".gz" else open
-    with _reading(path, f"bytes along {axes} axes"), opened(path, "rb") as file:
+    with reading(path, f"bytes along {axes} axes"), opened(path, "rb") as file:
         content = file.read()
         expected = bytes((0, 0, 8, axes))  # 8 stands for bytes
         if content[:4] != expected:
@@ -248,7 +249,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _unpickled(path: Path, shape: Shape) -> tuple[Pixels, Array]:
     """The images (n, channels, height, width) and labels (n,) of a pickled dictionary."""
-    with _reading(path, "a pickled batch of CIFAR-10, data and labels"), path.open("rb") as file:
+    with reading(path, "a pickled batch of CIFAR-10, data and labels"), path.open("rb") as file:
         batch = _Unpickler(file, encoding="bytes").load()
         # Python 2 wrote the keys as bytes.
         held = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
@@ -262,7 +263,7 @@ def _unpickled(path: Path, shape: Shape) -> tuple[Pixels, Array]:
 def _mat(path: Path) -> tuple[Array, Array]:
     from scipy.io import loadmat
 
-    with _reading(path, "X of shape (height, width, channels, N) and y"):
+    with reading(path, "X of shape (height, width, channels, N) and y"):
         arrays = loadmat(path, variable_names=["X", "y"])
         x, y = arrays["X"].transpose(3, 2, 0, 1), arrays["y"].ravel()
     # The label 10 stands for the digit 0.

@@ -22,6 +22,7 @@ from coresift.data.image_files import (
     read_pickles,
     read_records,
     read_sheets,
+    reading,
 )
 from coresift.types import InputError
 
@@ -114,12 +115,10 @@ IMAGES: dict[str, ImageSource] = {
 
 def are_images(name_or_path: str | Path) -> bool:
     """Whether this is for `load_images`: a name in `IMAGES`, or an ``.npz`` file of more than rows."""
-    if str(name_or_path) in IMAGES:
-        return True
     path = Path(name_or_path)
-    if path.suffix != ".npz" or not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as file:
+    if str(name_or_path) in IMAGES or path.suffix.lower() != ".npz" or not path.is_file():
+        return str(name_or_path) in IMAGES
+    with reading(path, "arrays"), zipfile.ZipFile(path) as file:
         if "x.npy" not in file.namelist():
             return False
         with file.open("x.npy") as array:  # no more than its head, of what may be gigabytes
@@ -174,21 +173,32 @@ def _read_own(path: Path) -> Images:
     """Images of one's own, whose classes are in the order of their labels."""
     x, y, test_x, test_y = read_arrays([path])
     for name, pixels, labels in (("x", x, y), ("test_x", test_x, test_y)):
-        if pixels.ndim != 4 or pixels.dtype != np.uint8 or not pixels.size:
+        if pixels.ndim != 4 or pixels.dtype != np.uint8:
             raise InputError(
                 f"{path}: {name} has shape {pixels.shape} and type {pixels.dtype}, expected bytes (uint8), "
                 "(images, channels, height, width)"
             )
-        if labels.shape != pixels.shape[:1] or labels.dtype.kind not in "iuUSb":
+        if not pixels.size:
+            raise InputError(f"{path}: {name} has shape {pixels.shape}, so there is nothing in it")
+        if labels.shape != pixels.shape[:1]:
             raise InputError(
-                f"{path}: {name} holds {len(pixels)} images, but its labels have shape {labels.shape} and "
-                f"type {labels.dtype}; expected a whole number or a word for each"
+                f"{path}: {name} holds {len(pixels)} images, but its labels have shape {labels.shape}"
             )
     if x.shape[1:] != test_x.shape[1:]:
         raise InputError(f"{path}: images are {x.shape[1:]} for training, but {test_x.shape[1:]} for testing")
-    classes, codes = np.unique(np.concatenate([y, test_y]), return_inverse=True)
+    if y.dtype.kind + test_y.dtype.kind not in ("ii", "iu", "ui", "uu", "UU", "bb"):
+        raise InputError(
+            f"{path}: y is of type {y.dtype} and test_y of type {test_y.dtype}, expected whole numbers or "
+            "words in both; astype(int) or astype(str) makes them so"
+        )
+    classes, codes = np.unique(np.concatenate([y.tolist(), test_y.tolist()]), return_inverse=True)
+    known, asked = codes[: len(y)], codes[len(y) :]
+    if len(np.unique(known)) < 2:
+        raise InputError(f"{path}: all labels in y are {y[0]}, expected at least two classes")
+    if not np.isin(asked, known).any():
+        raise InputError(f"{path}: no label in test_y, such as {test_y[0]}, is one of those in y")
     names = tuple(str(name) for name in classes.tolist())
-    return Images(path.stem, x, codes[: len(y)], test_x, codes[len(y) :], names)
+    return Images(path.stem, np.ascontiguousarray(x), known, np.ascontiguousarray(test_x), asked, names)
 
 
 def _find(name: str, source: ImageSource, folder: Path) -> tuple[Form, Sequence[Path]]:

@@ -14,7 +14,7 @@ from scipy.spatial import cKDTree
 
 from coresift.loop import Method, Simulation, choose
 from coresift.report.figures import COLOURS, INK, style
-from coresift.types import Floats, Index
+from coresift.types import Floats, Index, InputError
 
 # Batches drawn at random, to compare with.
 _DRAWS = 50
@@ -56,9 +56,11 @@ class BatchMap:
         shown : points of the pool beside the batches.
         """
         state = simulation.begin(Method("random"), seed)
+        pool = simulation.pool_rows(state)
+        if not 2 <= budget <= len(pool):
+            raise InputError(f"budget is {budget}, expected from 2 to the {len(pool)} points of the pool")
         rows, labels = simulation.known(state)
         (model,) = simulation.model.fit_many([(simulation.x[rows], labels)], [seed])
-        pool = simulation.pool_rows(state)
         features = model.posterior_.features(torch.as_tensor(simulation.x[pool])).double().cpu().numpy()
         chosen = {
             name: choose(simulation, replace(state, method=method), model.posterior_, budget)

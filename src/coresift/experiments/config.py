@@ -117,7 +117,11 @@ class Experiment:
         _check_words(described, {"data", "methods", "method", "model", *numbers}, str(path))
         model = dict(described.get("model", {}))
         kind = model.pop("kind", "neural-linear")
-        kinds = {are_images(name) for name in _by_name(described.get("data", {}))}
+        named = _by_name(described.get("data", {}))
+        for name in named:
+            if Path(name).suffix and not Path(name).is_file():
+                raise InputError(f"there is no file {name!r}, seen from {Path.cwd()}")
+        kinds = {are_images(name) for name in named}
         images = True in kinds
         if len(kinds) > 1:
             raise InputError(
@@ -129,8 +133,8 @@ class Experiment:
         options = {*models[kind]().get_params(), *instead} - _NOT_OPTIONS
         _check_words(model, options, "[model]")
         data: dict[str, Source] = {}
-        for name, source in _by_name(described.get("data", {})).items():
-            _check_words(source, {"target", "model"}, f"[data.{name}]")
+        for name, source in named.items():
+            _check_words(source, {"model"} if images else {"target", "model"}, f"[data.{name}]")
             _check_words(source.get("model", {}), options, f"[data.{name}] model")
             short = Path(name).stem
             if short in data:

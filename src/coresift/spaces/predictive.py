@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical
+from torch.distributions import Bernoulli, Categorical
 
 from coresift.checks import check_several
 from coresift.models.base import Posterior
@@ -28,15 +28,16 @@ def predictive_space(
     relative: bool = True,
     memory: int | None = None,
 ) -> VectorSpace:
-    """Vectors whose inner products are the covariances of the predicted means, in units of the noise.
+    """Vectors whose inner products are covariances of what is predicted.
 
     Linear regression: x_n^T S x_m / s0^2, exactly, so that log det(I + K) is twice the information the
     labels of a set would give about theta. Other models: the covariance over J samples of the mean of y,
-    divided by the noise's standard deviation; for classes, of the indicator of each class divided by the
-    square root of its probability, added up over classes. ``relative=False`` leaves that division out: the
-    covariance of the probabilities themselves, to which classes that are unlikely anyway add little. Such
-    vectors are long where samples disagree about which class is the most likely, rather than where a label
-    says most about theta.
+    divided by the noise's standard deviation; for classes, of the probability of each divided by its square
+    root, added up over classes.
+
+    ``relative=False`` takes probabilities of classes as they are. Then those that are unlikely anyway add
+    little, and vectors are long where samples differ about the likely ones, rather than where a label says
+    most about theta.
 
     J samples of C classes make vectors of J C numbers. Where that is more than ``num_dimensions``, they are
     brought down to so many by random signs, which keeps inner products up to a relative error of about one
@@ -63,6 +64,8 @@ def predictive_space(
             values = each.probs - mean
             if relative:
                 values = values / mean.sqrt()
+        elif isinstance(each, Bernoulli) and not relative:
+            values = math.sqrt(2) * (each.probs - each.probs.mean(0))  # two classes, one as far as the other
         else:
             values = (each.mean - each.mean.mean(0)) / each.variance.mean(0).sqrt()
         rows = values.transpose(0, 1).flatten(1) / math.sqrt(len(values))
