@@ -392,6 +392,17 @@ def test_a_run_astray_is_not_the_best(tmp_path: Path) -> None:
     assert "The most accurate at equal labels is z" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+def test_one_lucky_run_is_not_the_best(tmp_path: Path) -> None:
+    for method, errors in {"lucky": [1.0], "random": [3.0, 3.5], "z": [2.0, 2.5]}.items():
+        runs = {seed: [Round(0, 20, 0, value, 0.0)] for seed, value in enumerate(errors)}
+        write(Log(tmp_path / f"d/{method}.jsonl"), runs)
+    write_report(tmp_path)
+    found = results(tmp_path, "d")
+    assert found.ranked() == ["z", "random", "lucky"]
+    assert [each.method for each in standings([found])] == ["z", "random", "lucky"]
+    assert "less that of z, the best" in (tmp_path / "table1.md").read_text(encoding="utf-8")
+
+
 # Classes.
 
 FEW = 3

@@ -121,10 +121,14 @@ class Results:
         return found
 
     def ranked(self, along: Along = "labels") -> list[str]:
-        """The methods with finished runs, the most accurate first."""
+        """The methods with finished runs, the most accurate first, lone ones last."""
         named = [name for name, runs in self.runs.items() if runs]
         errors = {name: float(np.mean([*self.errors(name, along).values()])) for name in named}
-        return sorted(named, key=lambda name: (_nan_last(errors[name]), name))
+        return sorted(named, key=lambda name: (self.lone(name), _nan_last(errors[name]), name))
+
+    def lone(self, method: str) -> bool:
+        """Whether it has a single run where others have more: luck must not make it the best."""
+        return len(self.runs[method]) == 1 and any(len(runs) > 1 for runs in self.runs.values())
 
     def at(self, method: str, along: Along) -> dict[int, Round]:
         """By seed, where its run stood at equal labels, which is its end, or at equal refits."""
@@ -317,11 +321,13 @@ class Standing:
     Attributes
     ----------
     at_labels, at_refits : data set -> ratio of the means over the seeds that both have finished
+    lone : whether it has a single run on some data set, where others have more
     """
 
     method: str
     at_labels: Mapping[str, float]
     at_refits: Mapping[str, float]
+    lone: bool = False
 
     @property
     def overall(self) -> tuple[float, float]:
@@ -334,7 +340,7 @@ class Standing:
 
 
 def standings(everything: Sequence[Results]) -> list[Standing]:
-    """All methods: those with the most data sets first, then the most accurate at equal labels."""
+    """All methods: the most accurate at equal labels first, but those with fewer data sets or lone runs last."""
     found: dict[str, Standing] = {}
     for results in everything:
         if not results.runs.get("random"):
@@ -347,9 +353,11 @@ def standings(everything: Sequence[Results]) -> list[Standing]:
                     method,
                     {**before.at_labels, results.data: _ratio(results, method, "labels", seeds)},
                     {**before.at_refits, results.data: _ratio(results, method, "fits", seeds)},
+                    before.lone or results.lone(method),
                 )
     return sorted(
-        found.values(), key=lambda each: (-len(each.at_labels), _nan_last(each.overall[0]), each.method)
+        found.values(),
+        key=lambda each: (-len(each.at_labels), each.lone, _nan_last(each.overall[0]), each.method),
     )
 
 

@@ -195,7 +195,7 @@ def _overview(ranking: Sequence[Standing], classes: bool) -> list[Part]:
             rows,
             f"{'The share of test points that is wrong,' if classes else 'RMSE'} as a share of random's: "
             "geometric means over data sets at equal labels and at equal refits, then each data set at equal "
-            "labels. Methods that lack data sets stand last.",
+            "labels. Methods that lack data sets, or have one seed where others have more, stand last.",
         ),
     ]
 
@@ -403,7 +403,7 @@ def _handful(results: Results, ranking: Sequence[Standing]) -> list[str]:
     names = ["random", "maxent", *acs, *leader, "maxent-sg", "maxent-i", *results.ranked()[:1]]
     if results.classes:  # others too, as many as there are colours
         ranked = results.ranked()
-        names = [name for name in dict.fromkeys([*names, *results.runs]) if name in ranked][: len(COLOURS)]
+        names = [name for name in dict.fromkeys([*names, *ranked]) if name in ranked][: len(COLOURS)]
         names.sort(key=lambda name: (name != "random", name))  # not by rank, which differs between reports
     return names
 
