@@ -340,7 +340,7 @@ class Standing:
 
 
 def standings(everything: Sequence[Results]) -> list[Standing]:
-    """All methods: the most accurate at equal labels first, but those with fewer data sets or lone runs last."""
+    """All methods: those with the most data sets first, lone ones last of these, then the most accurate."""
     found: dict[str, Standing] = {}
     for results in everything:
         if not results.runs.get("random"):
