@@ -374,3 +374,10 @@ def test_estimator_errors():
         DropoutRegressor(**QUICK, num_predictive=0).fit(TABLE, TARGETS)
     with pytest.raises(InputError, match="where is 'first'"):
         DropoutRegressor(**QUICK, where="first").fit(TABLE, TARGETS)
+
+
+def test_features_that_have_died_are_spoken_of():
+    layers = nn.Sequential(nn.Linear(3, 30), nn.ReLU())
+    with pytest.warns(UserWarning, match="only 0 of the network's 30 features") as seen:
+        DropoutClassifier(layers, **QUICK | {"epochs": 30}, learning_rate=100.0).fit(TABLE, NAMES)
+    assert seen[0].filename == __file__

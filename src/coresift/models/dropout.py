@@ -20,11 +20,11 @@ from coresift.models.plain import (
     Likelihood,
     PlainClassifier,
     PlainRegressor,
-    input_tensor,
     seeded,
 )
 from coresift.models.samples import categorical, gaussian, mixture
 from coresift.networks.images import Precision
+from coresift.networks.layers import input_tensor
 from coresift.networks.trainer import Schedule
 from coresift.types import InputError
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from coresift.models.plain import KnownByNetworks, Likelihood, PlainClassifier, PlainRegressor, input_tensor
+from coresift.models.plain import KnownByNetworks, Likelihood, PlainClassifier, PlainRegressor
 from coresift.models.samples import choose, mixture
+from coresift.networks.layers import input_tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
@@ -20,8 +21,11 @@ from torch import Tensor, nn
 
 from coresift.networks import MLP, Trainer
 from coresift.networks.images import Precision, Prepared
-from coresift.networks.layers import Standardise
+from coresift.networks.layers import Standardise, input_tensor
 from coresift.types import InputError
+
+# Labelled rows that are looked at to see whether training went well, and the share of features that should.
+_LOOKED_AT, _LEAST_ALIVE = 1000, 0.1
 
 
 class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
@@ -246,6 +250,23 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
                 "end it with pooling or nn.Flatten()"
             )
         return int(features.shape[1])
+
+    def _warn_of_dead_units(self, network: nn.Module, x: Tensor) -> None:
+        """Too long a step can move a ReLU to where it is zero for every row, and it never comes back.
+
+        ``network`` makes features of rows like ``x`` (n, ...).
+        """
+        x = x[:_LOOKED_AT]
+        where = input_tensor(network)
+        with torch.no_grad():
+            features = network(x.to(where.device, where.dtype))
+        alive, num = int((features != features[:1]).any(0).sum()), features.shape[1]
+        if alive < _LEAST_ALIVE * num and bool((x != x[:1]).any()):
+            warnings.warn(
+                f"only {alive} of the network's {num} features differ from row to row: the others have died "
+                "in training, and predictions will be poor; try a smaller learning_rate",
+                stacklevel=4,
+            )
 
     # Saving: weights with safetensors, everything else as JSON, and no pickle anywhere.
 

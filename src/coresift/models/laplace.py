@@ -23,11 +23,10 @@ from coresift.models.plain import (
     PlainClassifier,
     PlainNetworks,
     PlainRegressor,
-    input_tensor,
 )
 from coresift.models.softmax import SoftmaxPosterior
 from coresift.networks import LabelledStack, Objective
-from coresift.networks.layers import AppendOne
+from coresift.networks.layers import AppendOne, input_tensor
 from coresift.networks.trainer import Rows, take_rows
 from coresift.pool import PoolLike, as_pool, read
 from coresift.types import InputError

@@ -12,6 +12,7 @@ from torch.distributions import Distribution, Independent, Normal
 
 from coresift.models.base import LastLayerPosterior, Posterior
 from coresift.models.samples import mixture
+from coresift.networks.layers import input_tensor
 from coresift.pool import ArrayPool, Pool, as_pool, keep_rows, read
 from coresift.types import InputError
 
@@ -38,8 +39,7 @@ class NetworkPosterior:
         return self.head.sample(num, generator)
 
     def features(self, x: Tensor) -> Tensor:
-        # The precision of the network's first tensor: a `Standardise` in front wants more than the layers.
-        where = next(value for value in self.network.state_dict().values() if value.is_floating_point())
+        where = input_tensor(self.network)
         with torch.no_grad():
             # A wide network on many images at once would need more memory than the images themselves.
             rows = (x[start : start + 1024] for start in range(0, len(x), 1024))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any, Literal
@@ -19,9 +18,6 @@ from coresift.networks.layers import AppendOne, Standardise
 from coresift.networks.trainer import Schedule
 from coresift.networks.variational import EvidenceLowerBound, VariationalNetwork, VariationalSoftmax
 from coresift.types import InputError
-
-# Labelled rows that are looked at to see whether training went well, and the share of features that should.
-_LOOKED_AT, _LEAST_ALIVE = 1000, 0.1
 
 
 class NeuralLinearClassifier(NetworkClassifier):
@@ -135,7 +131,7 @@ class NeuralLinearClassifier(NetworkClassifier):
             if isinstance(extractor, Prepared):
                 extractor = extractor.extractor
             member._set_posterior(scale, extractor, trained.head.posterior(first.num_predictive))
-            member._warn_of_dead_units(sets[position][0])
+            member._warn_of_dead_units(nn.Sequential(scale, extractor), sets[position][0])
 
     def _fresh_classifier(
         self, x: Tensor, scale: Standardise, classes: int, generator: torch.Generator
@@ -162,18 +158,6 @@ class NeuralLinearClassifier(NetworkClassifier):
     def _set_posterior(self, scale: Standardise, extractor: nn.Module, head: SoftmaxPosterior) -> None:
         network = nn.Sequential(scale, extractor, AppendOne()).to(head.mean.device).eval()
         self.posterior_ = NetworkPosterior(network, head)
-
-    def _warn_of_dead_units(self, x: Tensor) -> None:
-        """Too long a step can move a ReLU to where it is zero for every row, and it never comes back."""
-        x = x[:_LOOKED_AT]
-        features = self.posterior_.features(x)[:, :-1]
-        alive, num = int((features != features[:1]).any(0).sum()), features.shape[1]
-        if alive < _LEAST_ALIVE * num and bool((x != x[:1]).any()):
-            warnings.warn(
-                f"only {alive} of the network's {num} features differ from row to row: the others have died "
-                "in training, and predictions will be poor; try a smaller learning_rate",
-                stacklevel=4,
-            )
 
     def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {f"network.{name}": value for name, value in self.posterior_.network.state_dict().items()}

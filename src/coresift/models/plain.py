@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -92,6 +92,8 @@ class PlainNetworks(NetworkEstimator):
         ):
             own_networks = [_whole(scale, next(trained), one.device) for _ in range(one._num_networks)]
             one._learn_posterior(own_networks, likelihood, x, y)
+            for network in own_networks:
+                one._warn_of_dead_units(_without_head(network), x)
 
     def _generators(self) -> list[torch.Generator]:
         """One for each network; the first of many are those of fewer."""
@@ -195,15 +197,6 @@ class PlainClassifier(NetworkClassifier, PlainNetworks):
         return categorical
 
 
-def input_tensor(network: nn.Module) -> Tensor:
-    """A tensor of the device and precision that a network's rows should have: its first.
-
-    A `Standardise` in front wants more precision than the layers.
-    """
-    tensors: Iterable[Tensor] = network.state_dict().values()
-    return next(value for value in tensors if value.is_floating_point())
-
-
 @contextmanager
 def seeded(generator: torch.Generator) -> Iterator[None]:
     """Lend torch's global generator, from which layers draw, a seed of ``generator``'s."""
@@ -276,6 +269,13 @@ def _whole(scale: Standardise, network: nn.Module, device: str) -> nn.Module:
     if isinstance(network, _Head) and isinstance(network.extractor, Prepared):
         network.extractor = network.extractor.extractor
     return nn.Sequential(scale, network).to(device).eval()
+
+
+def _without_head(network: nn.Module) -> nn.Module:
+    """The layers of a whole network that make features."""
+    scale, top = network.children()
+    assert isinstance(top, _Head)
+    return nn.Sequential(scale, top.extractor)
 
 
 def _with_head(extractor: nn.Module, head: nn.Linear) -> nn.Module:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -48,3 +50,12 @@ class AppendOne(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, torch.ones_like(x[..., :1])], -1)
+
+
+def input_tensor(network: nn.Module) -> Tensor:
+    """A tensor of the device and precision that a network's rows should have: its first.
+
+    A `Standardise` in front wants more precision than the layers.
+    """
+    tensors: Iterable[Tensor] = network.state_dict().values()
+    return next(value for value in tensors if value.is_floating_point())
