@@ -364,6 +364,17 @@ def test_page_needs_nothing_else(out: Path) -> None:
         assert f"](curves-{data}.png)" in (out / "table1.md").read_text(encoding="utf-8")
 
 
+def test_many_commands_stand_at_the_end(tmp_path: Path) -> None:
+    for method in ("random", "lcmd"):
+        origin = {"command": f"coresift experiment run --methods {method}", "torch": "2.9"}
+        write(Log(tmp_path / f"yacht/{method}.jsonl"), {0: [Round(0, 20, 0, 1.0, 0.0)]}, origin)
+    write_report(tmp_path)
+    text = (tmp_path / "table1.md").read_text(encoding="utf-8")
+    assert "Command: 2, which stand at the end. Torch: 2.9." in text
+    runs = [f"| coresift experiment run --methods {method} |" for method in ("lcmd", "random")]
+    assert text.splitlines()[-2:] == runs
+
+
 def test_rounds_come_back(folder: Path, out: Path) -> None:
     table = pq.read_table(out / "rounds.parquet")
     assert pq.ParquetFile(out / "rounds.parquet").metadata.row_group(0).column(0).compression == "ZSTD"

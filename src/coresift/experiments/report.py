@@ -75,7 +75,7 @@ def write_report(
         for classes in sorts
     }
     sort, measures = _SORTS[sorts]
-    parts: list[Part] = [*_origin(folder)]
+    parts, end = _origin(folder)
     for classes, ranking in rankings.items():
         parts += _overview(ranking, classes)
     compared = f" {_HOW}" if any(_compares(results) for results in everything) else ""
@@ -94,6 +94,7 @@ def write_report(
         if _compares(results):
             parts += [_equal_refits(results), *_pairs(results)]
         parts.append(_at_the_end(results) if results.classes else _seconds(results))
+    parts += end
     title, tables = TITLE.format(sort=sort), "table1.md" if False in sorts else "tables.md"
     (out / tables).write_text(markdown(title, parts), encoding="utf-8")
     path = out / "report.html"
@@ -157,13 +158,18 @@ def _settings(folder: Path) -> dict[str, dict[str, Any]]:
 # What stands at the top.
 
 
-def _origin(folder: Path) -> list[str]:
-    """How the results were made, as far as the logs say."""
+def _origin(folder: Path) -> tuple[list[Part], list[Part]]:
+    """How the results were made, as far as the logs say: for the top and, if it was in many ways, the end."""
     made = [each for path in sorted(folder.glob("*/*.jsonl")) for each in Log(path).made()]
     names = dict.fromkeys(name for each in made for name in each)
-    values = {name: dict.fromkeys(each[name] for each in made if name in each) for name in names}
+    values = {name: list(dict.fromkeys(each[name] for each in made if name in each)) for name in names}
+    commands, end = values.get("command", []), list[Part]()
+    if len(commands) > 1:
+        values["command"] = [f"{len(commands)}, which stand at the end"]
+        rows = [[each] for each in sorted(commands)]
+        end = [Heading("commands"), Table(["command"], rows, "What was run.", words=True)]
     lines = [f"{name.capitalize()}: {'; '.join(each)}." for name, each in values.items()]
-    return [" ".join(lines)] if lines else []
+    return [" ".join(lines)] if lines else [], end
 
 
 def _overview(ranking: Sequence[Standing], classes: bool) -> list[Part]:
