@@ -166,8 +166,7 @@ def _origin(folder: Path) -> tuple[list[Part], list[Part]]:
     commands, end = values.get("command", []), list[Part]()
     if len(commands) > 1:
         values["command"] = [f"{len(commands)}, which stand at the end"]
-        rows = [[each] for each in sorted(commands)]
-        end = [Heading("commands"), Table(["command"], rows, "What was run.", words=True)]
+        end = [Heading("Commands"), *sorted(commands)]
     lines = [f"{name.capitalize()}: {'; '.join(each)}." for name, each in values.items()]
     return [" ".join(lines)] if lines else [], end
 
