@@ -47,22 +47,29 @@ def probabilities(model: BaggingClassifier | RandomForestClassifier, x: npt.NDAr
     return probs
 
 
-def final_accuracy(kind: str, name: str, seed: int, x: npt.NDArray, y: npt.NDArray) -> float:
-    """Of one run, when all labels are bought."""
+def load() -> tuple[npt.NDArray, npt.NDArray]:
+    """Images (n, 64) and classes (n,)."""
+    x, y = load_digits(return_X_y=True)
+    return x / 16, y
+
+
+def accuracies(kind: str, strategy: str | Strategy, seed: int, x: npt.NDArray, y: npt.NDArray) -> list[float]:
+    """Of one run, after each training."""
     test, labelled, pool = np.split(np.random.default_rng(seed).permutation(len(x)), [TEST, TEST + FIRST])
-    strategy = Strategy(relative, LCMD(), "") if name == "relative" else name
+    found = []
     for number in range(ROUNDS + 1):
         if kind == "forest":
             model = RandomForestClassifier(100, random_state=seed)
         else:
             model = BaggingClassifier(LogisticRegression(C=10, max_iter=500), 20, random_state=seed)
         model.fit(x[labelled], y[labelled])
+        found.append(float(model.score(x[test], y[test])))
         if number == ROUNDS:
             break
         probs, known = probabilities(model, x[pool]), probabilities(model, x[labelled])
         batch = coresift.select(probs=probs, labelled=known, budget=BATCH, strategy=strategy, seed=seed).index
         labelled, pool = np.append(labelled, pool[batch]), np.delete(pool, batch)
-    return float(model.score(x[test], y[test]))
+    return found
 
 
 def main() -> None:
@@ -70,11 +77,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Strategies for classifiers of scikit-learn on digits.")
     parser.add_argument("out", type=Path)
     given = parser.parse_args()
-    x, y = load_digits(return_X_y=True)
+    x, y = load()
     given.out.write_text("", encoding="utf-8")
     for kind in ("forest", "bagged logistic regression"):
         for name in STRATEGIES:
-            found = [final_accuracy(kind, name, seed, x / 16, y) for seed in range(SPLITS)]
+            strategy = Strategy(relative, LCMD(), "") if name == "relative" else name
+            found = [accuracies(kind, strategy, seed, x, y)[-1] for seed in range(SPLITS)]
             spread = np.std(found, ddof=1) / SPLITS**0.5
             print(f"{kind}, {name}: {100 * np.mean(found):.1f} ± {100 * spread:.1f}", flush=True)
             lines = [
