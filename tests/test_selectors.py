@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from coresift.models import BayesianLinearRegression, BayesianProbitRegression, ClassSamples
+from coresift.models.softmax import SoftmaxPosterior
 from coresift.pool import ArrayPool, as_pool
 from coresift.scores import Score
 from coresift.selectors import (
@@ -291,6 +292,15 @@ def test_near_points_are_told_apart_in_float32():
         KCenter().select(FeatureSpace(points.to(d)), 40).residuals[-1] for d in (torch.float64, torch.float32)
     ]
     assert radius[1] == pytest.approx(radius[0], rel=0.1)
+
+
+def test_features_keep_the_precision_of_the_rows():
+    """So that those of a network, whose last layer counts in float64, are fit for the kernels on a GPU."""
+    head = SoftmaxPosterior(*(torch.zeros(*shape).double() for shape in ((2, 4), (2, 4), (0, 2, 4))))
+    rows = random_vectors(30, 4)
+    exact, space = (feature_space(head, as_pool(x), x[:3]) for x in (rows, rows.float()))
+    assert exact.vectors.dtype == torch.float64 and space.vectors.dtype == torch.float32
+    torch.testing.assert_close(space.vectors.double(), exact.vectors, atol=1e-5, rtol=0)
 
 
 def test_feature_space_is_centred_and_keeps_the_contract():

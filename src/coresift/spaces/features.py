@@ -30,9 +30,15 @@ def feature_space(posterior: Posterior | None, pool: Pool, labelled: Tensor | No
     tensor([[-1.,  1.]])
     """
 
+    def features(x: Tensor) -> Tensor:
+        found = model_features(posterior, x)
+        # A last layer may count in float64. What a network made in float32 gains nothing by that but weight,
+        # and the kernels on a GPU are for float32.
+        return found.to(x.dtype) if x.is_floating_point() else found
+
     def map_rows(source: Pool) -> Tensor:
         with torch.no_grad():
-            return torch.cat([model_features(posterior, block.x) for block in read(source)]).mT.contiguous()
+            return torch.cat([features(block.x) for block in read(source)]).mT.contiguous()
 
     vectors = map_rows(pool)
     mean = vectors.double().mean(1, keepdim=True).to(vectors)
