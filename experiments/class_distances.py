@@ -7,8 +7,9 @@
 Of an experiment on images, 10,000 of the pool are to test on; `forest` and `logistic` are digits with
 splits of their own, as in digits.py. A method is a strategy or a way, by which LCMD chooses, as the default
 does: deviations of class probabilities over samples of the model, `plain`, `divided` by roots of mean
-probabilities, times how much the model wavers between its two likeliest classes (`plain-wavering`), of
-lengths that are this wavering (`wavering`), or of the geometric mean of that and their own (`between`).
+probabilities, times how much the model wavers between its two likeliest classes (`plain-wavering`), times
+wavering and as a share of the greatest length they could have (`share`), of lengths that are wavering
+(`wavering`), or of the geometric mean of that and their own (`between`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "divided": lambda deviations, mean: deviations / mean.sqrt(),
     "plain-wavering": lambda deviations, mean: deviations * _wavering(mean),
     "wavering": lambda deviations, mean: deviations * _wavering(mean) / _lengths(deviations),
+    "share": lambda deviations, mean: deviations * _wavering(mean) / _total(mean),
     "between": lambda deviations, mean: deviations * (_wavering(mean) / _lengths(deviations)).sqrt(),
 }
 
@@ -50,6 +52,11 @@ def _wavering(mean: Tensor) -> Tensor:
     """(n, 1) one less the gap between the two likeliest classes of (n, C)."""
     likeliest = mean.topk(2, -1).values
     return 1 - (likeliest[:, :1] - likeliest[:, 1:])
+
+
+def _total(mean: Tensor) -> Tensor:
+    """(n, 1) the greatest length that deviations from (n, C) can have: that of votes for one class each."""
+    return (1 - mean.square().sum(-1, keepdim=True)).clamp_min(1e-12).sqrt()
 
 
 def _lengths(deviations: Tensor) -> Tensor:
