@@ -4,12 +4,16 @@
         --device cuda --out class_distances.jsonl
     python experiments/class_distances.py forest --seed 100 --methods plain,wavering --out digits.jsonl
 
-Of an experiment on images, 10,000 of the pool are to test on; `forest` and `logistic` are digits with
-splits of their own, as in digits.py. A method is a strategy or a way, by which LCMD chooses, as the default
-does: deviations of class probabilities over samples of the model, `plain`, `divided` by roots of mean
-probabilities, times how much the model wavers between its two likeliest classes (`plain-wavering`), times
-wavering and as a share of the greatest length they could have (`share`), of lengths that are wavering
-(`wavering`), or of the geometric mean of that and their own (`between`).
+Of an experiment on images, 10,000 of the pool are to test on; `forest` and `logistic` are digits, as in
+digits.py. A method is a strategy, or one of these ways, on which LCMD chooses as the default does, from
+deviations of class probabilities over samples of the model:
+
+* `plain`: the deviations as they are
+* `divided`: by the roots of mean probabilities
+* `plain-wavering`: times how much the model wavers, one less the gap between its two likeliest classes
+* `share`: the same, as a share of the greatest length that deviations could have
+* `wavering`: with lengths that are the wavering
+* `between`: with the geometric mean of that and their own lengths
 """
 
 from __future__ import annotations
@@ -18,11 +22,12 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from digits import accuracies, load
+from digits import BATCH, FIRST, accuracies, load
 from torch import Tensor
 
 from coresift.experiments.config import Experiment
@@ -37,14 +42,24 @@ from coresift.strategies import Problem, Strategy
 HELD_OUT, DIMENSIONS = 10_000, 512
 
 
-# From deviations (J, n, C) and mean probabilities (n, C) to what distances are measured between.
-WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "plain": lambda deviations, mean: deviations,
-    "divided": lambda deviations, mean: deviations / mean.sqrt(),
-    "plain-wavering": lambda deviations, mean: deviations * _wavering(mean),
-    "wavering": lambda deviations, mean: deviations * _wavering(mean) / _lengths(deviations),
-    "share": lambda deviations, mean: deviations * _wavering(mean) / _total(mean),
-    "between": lambda deviations, mean: deviations * (_wavering(mean) / _lengths(deviations)).sqrt(),
+# What they are called in results/class_distances.jsonl, and from deviations (J, n, C) and mean probabilities
+# (n, C) what distances are measured between.
+WAYS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "plain": ("plain", lambda deviations, mean: deviations),
+    "divided": ("relative", lambda deviations, mean: deviations / mean.sqrt()),
+    "plain-wavering": ("plain, times wavering", lambda deviations, mean: deviations * _wavering(mean)),
+    "share": (
+        "plain as a share of the greatest, times wavering",
+        lambda deviations, mean: deviations * _wavering(mean) / _total(mean),
+    ),
+    "wavering": (
+        "lengths wavering",
+        lambda deviations, mean: deviations * _wavering(mean) / _lengths(deviations),
+    ),
+    "between": (
+        "lengths between plain and wavering",
+        lambda deviations, mean: deviations * (_wavering(mean) / _lengths(deviations)).sqrt(),
+    ),
 }
 
 
@@ -60,7 +75,7 @@ def _total(mean: Tensor) -> Tensor:
 
 
 def _lengths(deviations: Tensor) -> Tensor:
-    """(n, 1)"""
+    """(n, 1) of deviations (J, n, C)."""
     return deviations.square().mean(0).sum(-1, keepdim=True).sqrt().clamp_min(1e-12)
 
 
@@ -68,21 +83,25 @@ def strategy(name: str) -> str | Strategy:
     """A way as a strategy, or the name of one."""
     if name not in WAYS:
         return name
+    _, measured = WAYS[name]
 
     def build(problem: Problem) -> Space:
         theta = problem.posterior.sample(problem.num_samples, problem.generator)
         seed = int(torch.randint(2**62, (), generator=problem.generator))
 
+        @cache
+        def signs(width: int) -> Tensor:
+            """As `predictive_space` has them: so `plain` chooses what the default does."""
+            draws = torch.randint(2, (width, DIMENSIONS), generator=torch.Generator().manual_seed(seed))
+            return (2.0 * draws - 1) / DIMENSIONS**0.5
+
         def rows(x: Tensor) -> Tensor:
             probs = problem.posterior.conditional(x, theta).probs
             mean = probs.mean(0)
-            found = WAYS[name](probs - mean, mean).transpose(0, 1).flatten(1) / len(probs) ** 0.5
+            found = measured(probs - mean, mean).transpose(0, 1).flatten(1) / len(probs) ** 0.5
             if found.shape[1] <= DIMENSIONS:
                 return found
-            draws = torch.randint(
-                2, (found.shape[1], DIMENSIONS), generator=torch.Generator().manual_seed(seed)
-            )
-            return found.float() @ ((2.0 * draws - 1) / DIMENSIONS**0.5).to(found.device)
+            return found.float() @ signs(found.shape[1]).to(found.device)
 
         with torch.no_grad():
             pool, labelled = (
@@ -119,13 +138,19 @@ def main() -> None:
     for name in given.methods.split(","):
         if images is None:
             found = accuracies(given.source, strategy(name), given.seed, *load())
+            labels = [FIRST + BATCH * number for number in range(len(found))]
+            data, model = "digits", "forest" if given.source == "forest" else "bagged logistic regression"
         else:
-            state, found = images.begin(Method(strategy(name)), given.seed), []
+            state, found, labels = images.begin(Method(strategy(name)), given.seed), [], []
+            data, model = Path(given.source).stem, "ResNet-18"
             while not state.done:
                 (state,), (turn,) = step(images, [state], begun)
                 found.append(turn.accuracy)
+                labels.append(turn.labels)
                 print(given.source, name, given.seed, turn.labels, turn.accuracy, flush=True)
-        line = {"data": Path(given.source).stem, "method": name, "seed": given.seed, "accuracy": found}
+        called = WAYS[name][0] if name in WAYS else name
+        line = {"data": data, "model": model, "method": called, "seed": given.seed}
+        line |= {"labels": labels, "accuracy": found}
         print(json.dumps(line), flush=True)
         with given.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

@@ -200,3 +200,12 @@ def test_errors():
         EnsembleRegressor(**QUICK | {"num_members": 0}).fit(X, Y)
     with pytest.raises(InputError, match=r"expected \(1, features\)"):
         EnsembleClassifier(nn.Unflatten(1, (3, 1)), **QUICK).fit(X, LABELS)
+
+
+def test_members_whose_features_have_died_are_spoken_of_once():
+    x = np.random.default_rng(0).uniform(-1, 1, (260, 3))
+    y = np.digitize(x[:, 0] * x[:, 1] + x[:, 2], [-0.3, 0.3])
+    layers = nn.Sequential(nn.Linear(3, 30), nn.ReLU())
+    with pytest.warns(UserWarning, match="in 3 of 3 networks as few as 0 of 30 features differ") as seen:
+        EnsembleClassifier(layers, **QUICK | {"epochs": 30}, learning_rate=100.0).fit(x, y)
+    assert len(seen) == 1

@@ -414,6 +414,13 @@ def test_one_lucky_run_is_not_the_best(tmp_path: Path) -> None:
     assert "less that of z, the best" in (tmp_path / "table1.md").read_text(encoding="utf-8")
 
 
+def test_more_runs_of_random_make_nobody_lone(tmp_path: Path) -> None:
+    for method, errors in {"random": [3.0, 3.5], "z": [2.0]}.items():
+        runs = {seed: [Round(0, 20, 0, value, 0.0)] for seed, value in enumerate(errors)}
+        write(Log(tmp_path / f"d/{method}.jsonl"), runs)
+    assert results(tmp_path, "d").ranked() == ["z", "random"]
+
+
 # Classes.
 
 FEW = 3

@@ -127,8 +127,9 @@ class Results:
         return sorted(named, key=lambda name: (self.lone(name), _nan_last(errors[name]), name))
 
     def lone(self, method: str) -> bool:
-        """Whether it has a single run where others have more: luck must not make it the best."""
-        return len(self.runs[method]) == 1 and any(len(runs) > 1 for runs in self.runs.values())
+        """Whether it has a single run where others than random have more: luck must not make it the best."""
+        others = (runs for name, runs in self.runs.items() if name != "random")
+        return len(self.runs[method]) == 1 and any(len(runs) > 1 for runs in others)
 
     def at(self, method: str, along: Along) -> dict[int, Round]:
         """By seed, where its run stood at equal labels, which is its end, or at equal refits."""

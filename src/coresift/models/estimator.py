@@ -251,20 +251,26 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
             )
         return int(features.shape[1])
 
-    def _warn_of_dead_units(self, network: nn.Module, x: Tensor) -> None:
+    def _warn_of_dead_units(self, networks: Sequence[nn.Module], x: Tensor) -> None:
         """Too long a step can move a ReLU to where it is zero for every row, and it never comes back.
 
-        ``network`` makes features of rows like ``x`` (n, ...).
+        Each of ``networks`` makes features of rows like ``x`` (n, ...).
         """
         x = x[:_LOOKED_AT]
-        where = input_tensor(network)
+        where = input_tensor(networks[0])
         with torch.no_grad():
-            features = network(x.to(where.device, where.dtype))
-        alive, num = int((features != features[:1]).any(0).sum()), features.shape[1]
-        if alive < _LEAST_ALIVE * num and bool((x != x[:1]).any()):
+            each = [network(x.to(where.device, where.dtype)) for network in networks]
+        alive, num = [int((features != features[:1]).any(0).sum()) for features in each], each[0].shape[1]
+        bad = [count for count in alive if count < _LEAST_ALIVE * num]
+        if bad and bool((x != x[:1]).any()):
+            few = f"only {min(bad)} of the network's {num} features differ"
+            if len(networks) > 1:
+                few = (
+                    f"in {len(bad)} of {len(networks)} networks as few as {min(bad)} of {num} features differ"
+                )
             warnings.warn(
-                f"only {alive} of the network's {num} features differ from row to row: the others have died "
-                "in training, and predictions will be poor; try a smaller learning_rate",
+                f"{few} from row to row: the others have died in training, and predictions will be poor; "
+                "try a smaller learning_rate",
                 stacklevel=4,
             )
 

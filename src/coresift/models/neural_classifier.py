@@ -131,7 +131,7 @@ class NeuralLinearClassifier(NetworkClassifier):
             if isinstance(extractor, Prepared):
                 extractor = extractor.extractor
             member._set_posterior(scale, extractor, trained.head.posterior(first.num_predictive))
-            member._warn_of_dead_units(nn.Sequential(scale, extractor), sets[position][0])
+            member._warn_of_dead_units([nn.Sequential(scale, extractor)], sets[position][0])
 
     def _fresh_classifier(
         self, x: Tensor, scale: Standardise, classes: int, generator: torch.Generator

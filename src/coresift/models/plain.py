@@ -92,8 +92,7 @@ class PlainNetworks(NetworkEstimator):
         ):
             own_networks = [_whole(scale, next(trained), one.device) for _ in range(one._num_networks)]
             one._learn_posterior(own_networks, likelihood, x, y)
-            for network in own_networks:
-                one._warn_of_dead_units(_without_head(network), x)
+            one._warn_of_dead_units([_without_head(network) for network in own_networks], x)
 
     def _generators(self) -> list[torch.Generator]:
         """One for each network; the first of many are those of fewer."""

@@ -34,7 +34,7 @@ def feature_space(posterior: Posterior | None, pool: Pool, labelled: Tensor | No
         found = model_features(posterior, x)
         # A last layer may count in float64. What a network made in float32 gains nothing by that but weight,
         # and the kernels on a GPU are for float32.
-        return found.to(x.dtype) if x.is_floating_point() else found
+        return found.float() if x.dtype == torch.float32 else found
 
     def map_rows(source: Pool) -> Tensor:
         with torch.no_grad():
