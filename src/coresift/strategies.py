@@ -147,7 +147,11 @@ def _fisher(problem: Problem) -> Space:
     )
 
 
-def _predictive(problem: Problem, num_dimensions: int | None = None, relative: bool = True) -> Space:
+def _predictive(
+    problem: Problem,
+    num_dimensions: int | None = None,
+    lengths: Literal["information", "wavering"] = "information",
+) -> Space:
     return predictive_space(
         problem.posterior,
         problem.pool,
@@ -155,13 +159,13 @@ def _predictive(problem: Problem, num_dimensions: int | None = None, relative: b
         generator=problem.generator,
         labelled=problem.labelled,
         num_dimensions=num_dimensions,
-        relative=relative,
+        lengths=lengths,
         memory=problem.memory,
     )
 
 
 def _projected_predictive(problem: Problem) -> Space:
-    return _predictive(problem, _DIMENSIONS, relative=False)
+    return _predictive(problem, _DIMENSIONS, lengths="wavering")
 
 
 def _features(problem: Problem) -> Space:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical
+from torch.distributions import Bernoulli, Categorical, Distribution
 
 from coresift.checks import check_several
 from coresift.models.base import Posterior
@@ -25,7 +26,7 @@ def predictive_space(
     generator: torch.Generator,
     labelled: Tensor | None = None,
     num_dimensions: int | None = None,
-    relative: bool = True,
+    lengths: Literal["information", "wavering"] = "information",
     memory: int | None = None,
 ) -> VectorSpace:
     """Vectors whose inner products are covariances of what is predicted.
@@ -35,9 +36,9 @@ def predictive_space(
     divided by the noise's standard deviation; for classes, of the probability of each divided by its square
     root, added up over classes.
 
-    ``relative=False`` takes probabilities of classes as they are. Then those that are unlikely anyway add
-    little, and vectors are long where samples differ about the likely ones, rather than where a label says
-    most about theta.
+    ``lengths="wavering"`` leaves out the roots and makes vectors for classes as long as the model wavers (one
+    less the gap between the probabilities of its two likeliest classes) times how much of the doubt is between
+    samples: all where each is sure of a class, none where they say the same.
 
     J samples of C classes make vectors of J C numbers. Where that is more than ``num_dimensions``, they are
     brought down to so many by random signs, which keeps inner products up to a relative error of about one
@@ -59,16 +60,10 @@ def predictive_space(
             return posterior.features(x) @ posterior.factor
         each = posterior.conditional(x, theta)
         check_several(each.batch_shape[0])
-        if isinstance(each, Categorical):
-            mean = each.probs.mean(0)
-            values = each.probs - mean
-            if relative:
-                values = values / mean.sqrt()
-        elif isinstance(each, Bernoulli) and not relative:
-            values = math.sqrt(2) * (each.probs - each.probs.mean(0))  # two classes, one as far as the other
+        if lengths == "wavering" and isinstance(each, Categorical | Bernoulli):
+            rows = _by_wavering(each)
         else:
-            values = (each.mean - each.mean.mean(0)) / each.variance.mean(0).sqrt()
-        rows = values.transpose(0, 1).flatten(1) / math.sqrt(len(values))
+            rows = _by_information(each)
         if num_dimensions is None or rows.shape[1] <= num_dimensions:
             return rows
         return rows.float() @ signs(rows.shape[1], num_dimensions).to(rows.device)
@@ -80,3 +75,23 @@ def predictive_space(
     space = VectorSpace(map_rows(pool, memory), None if labelled is None else map_rows(as_pool(labelled)))
     space.additive = False
     return space
+
+
+def _by_information(each: Distribution) -> Tensor:
+    """(n, J) or (n, J C) from samples of batch shape (J, n)."""
+    if isinstance(each, Categorical):
+        mean = each.probs.mean(0)
+        values = (each.probs - mean) / mean.sqrt()
+    else:
+        values = (each.mean - each.mean.mean(0)) / each.variance.mean(0).sqrt()
+    return values.transpose(0, 1).flatten(1) / math.sqrt(len(values))
+
+
+def _by_wavering(each: Categorical | Bernoulli) -> Tensor:
+    """(n, J C) from samples of batch shape (J, n); yes or no is two classes."""
+    probs = each.probs if isinstance(each, Categorical) else torch.stack([1 - each.probs, each.probs], -1)
+    mean = probs.mean(0)
+    high, low = mean.topk(2, -1).values.unbind(-1)
+    greatest = (1 - mean.square().sum(-1)).clamp_min(1e-12).sqrt()
+    scale = (1 - (high - low)) / greatest / math.sqrt(len(probs))
+    return (probs - mean).transpose(0, 1).flatten(1) * scale.unsqueeze(1)
