@@ -37,8 +37,8 @@ def predictive_space(
     root, added up over classes.
 
     ``lengths="wavering"`` leaves out the roots and makes vectors for classes as long as the model wavers (one
-    less the gap between the probabilities of its two likeliest classes) times how much of the doubt is between
-    samples: all where each is sure of a class, none where they say the same.
+    less the gap between the probabilities of its two likeliest classes) times how much of the doubt is
+    between samples: all where each is sure of a class, none where they say the same.
 
     J samples of C classes make vectors of J C numbers. Where that is more than ``num_dimensions``, they are
     brought down to so many by random signs, which keeps inner products up to a relative error of about one
