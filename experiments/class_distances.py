@@ -11,7 +11,7 @@ deviations of class probabilities over samples of the model:
 * `plain`: the deviations as they are
 * `divided`: by the roots of mean probabilities
 * `plain-wavering`: times how much the model wavers, one less the gap between its two likeliest classes
-* `share`: the same, as a share of the greatest length that deviations could have
+* `share`: the same, as a share of the greatest length that deviations could have: the default
 * `wavering`: with lengths that are the wavering
 * `between`: with the geometric mean of that and their own lengths
 """
@@ -91,7 +91,7 @@ def strategy(name: str) -> str | Strategy:
 
         @cache
         def signs(width: int) -> Tensor:
-            """As `predictive_space` has them: so `plain` chooses what the default does."""
+            """As `predictive_space` has them: so `share` chooses what the default does."""
             draws = torch.randint(2, (width, DIMENSIONS), generator=torch.Generator().manual_seed(seed))
             return (2.0 * draws - 1) / DIMENSIONS**0.5
 

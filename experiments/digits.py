@@ -2,8 +2,8 @@
 
     python experiments/digits.py digits.jsonl
 
-20 labels at the start, eight batches of 20; 500 images to test on, eight splits. `relative` is the default
-with distances between probabilities that are divided by their square roots.
+20 labels at the start, eight batches of 20; 500 images to test on, eight splits. `relative` is what the
+default was at first: probabilities divided by their square roots.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ def test_without_labels_the_batch_is_spread(tmp_path):
     folder = tmp_path / "project"
     words = "init", folder, "--pool", tmp_path / "pool.parquet", "--target", "kind"
     assert "say --task" in run(*words, code=2)
-    run(*words, "--task", "classification")
+    assert say(*words, "--classes", "a,b,c")["task"] == "classification"
     text = run("select", folder, "--batch-size", 5)
     assert "too few labels for a model yet" in text and "k-medoids" in text
     assert len(say("select", folder, "--batch-size", 5)["batch"]) == 5

@@ -201,6 +201,8 @@ class Project:
                     classes=classes,
                 )
 
+            if classes is not None:
+                task = task or "classification"
             # As text first: they may be what tells the task.
             answers = read(task or "classification")
             guess = [*known.values(), *(one.label for one in answers if one.label)]
