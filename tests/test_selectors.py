@@ -294,6 +294,17 @@ def test_near_points_are_told_apart_in_float32():
     assert radius[1] == pytest.approx(radius[0], rel=0.1)
 
 
+@pytest.mark.parametrize("selector", [LCMD(), KCenter(), KMeansPlusPlus()])
+def test_vectors_whose_squares_vanish_in_float32(selector):
+    """They come last, and once."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = 10.0 ** (-30 * torch.rand(300, generator=generator))
+    vectors = torch.randn(6, 300, generator=generator) * lengths
+    batch = selector.select(VectorSpace(vectors), 250, seed=0).index
+    assert len(set(batch.tolist())) == 250
+    assert lengths[batch[:100]].min() > 1e-16
+
+
 def test_features_keep_the_precision_of_the_rows():
     """So that those of a network, whose last layer counts in float64, are fit for the kernels on a GPU."""
     head = SoftmaxPosterior(*(torch.zeros(*shape).double() for shape in ((2, 4), (2, 4), (0, 2, 4))))

@@ -6,7 +6,7 @@ import torch
 from torch.distributions import Bernoulli, Categorical, Gamma, Laplace, MixtureSameFamily, Normal, Poisson
 
 import coresift
-from coresift import STRATEGIES, select
+from coresift import STRATEGIES, InputError, select
 from coresift.models import (
     BayesianLinearRegression,
     ClassSamples,
@@ -14,8 +14,10 @@ from coresift.models import (
     GaussianSamples,
     ProbitPosterior,
     SampledPredictions,
+    SoftmaxPosterior,
 )
 from coresift.pool import ArrayPool, as_pool
+from coresift.scores import margin
 from coresift.spaces import badge_space, likelihood_space, predictive_space, sampled_likelihood_space
 from coresift.strategies import Problem
 from coresift.testing import check_posterior, check_space
@@ -323,6 +325,27 @@ def test_the_default_looks_where_the_model_wavers():
         Problem(as_pool(probs.transpose(0, 1)), ClassSamples(20), None, None, None, 20, torch.Generator())
     )
     torch.testing.assert_close(space.norms.float(), torch.tensor([0.00071, 0.1]), rtol=0.01, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("classes", [2, 5])
+def test_the_default_chooses_among_points_that_the_model_is_sure_of(dtype: torch.dtype, classes: int):
+    """Of which most vectors are so short that their squares are none in float32."""
+    weights = 50 * torch.eye(classes, 3, dtype=dtype)
+    posterior = SoftmaxPosterior(
+        weights, torch.full_like(weights, 0.3), torch.zeros(0, classes, 3, dtype=dtype)
+    )
+    x = torch.randn(400, 3, dtype=dtype, generator=torch.Generator().manual_seed(4))
+    batch = select(x, posterior=posterior, budget=300, seed=0).index
+    assert len(set(batch.tolist())) == 300
+    wavers = margin(posterior, as_pool(x)).values
+    assert float(wavers[batch[:20]].median()) > float(wavers[batch[-20:]].median())
+
+
+@pytest.mark.parametrize("strategy", ["predictive-lcmd", "margin"])
+def test_one_class_is_too_few(strategy: str):
+    with pytest.raises(InputError, match="one class only"):
+        select(probs=torch.ones(4, 10, 1), budget=2, strategy=strategy)
 
 
 def test_predictive_space_in_fewer_dimensions():

@@ -11,20 +11,12 @@ from coresift.pool import Pool
 from coresift.scores.base import Score, score_pool
 from coresift.spaces.base import Space
 from coresift.spaces.gradient import class_probabilities
-from coresift.types import InputError
+from coresift.spaces.predictive import wavering
 
 
 def margin(posterior: Posterior, pool: Pool) -> Score:
     """One minus the gap between the two most likely classes: high where the model wavers."""
-
-    def wavering(x: Tensor) -> Tensor:
-        probs = class_probabilities(posterior, x)
-        if probs.shape[1] < 2:
-            raise InputError("a margin needs at least two classes, the model predicts one")
-        first, second = probs.topk(2, -1).values.unbind(-1)
-        return 1 - (first - second)
-
-    return score_pool(wavering, pool)
+    return score_pool(lambda x: wavering(class_probabilities(posterior, x)), pool)
 
 
 def variance(posterior: Posterior, pool: Pool) -> Score:

@@ -28,6 +28,9 @@ _FEW = 64
 _LEADING = 256
 # Numbers that are held in float64 at a time.
 _WORKING_SET = 2**23
+# The least squared distance, in units: smaller ones lose digits in float32, and a scan would not even see
+# that a point is close to itself.
+_LEAST = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
 
 
 class Centres:
@@ -277,7 +280,8 @@ class VectorCentres(Centres):
         fine = vectors.double()
         scale = fine.square().sum(0) + squares.to(fine)[:, None]
         distance = scale - 2 * (coordinates.to(fine) @ fine)
-        return torch.where(distance > SAME * scale, distance / self.unit**2, 0.0)
+        least = (SAME * scale).clamp_min(_LEAST * self.unit**2)
+        return torch.where(distance > least, distance / self.unit**2, 0.0)
 
     def _reach(self, coordinates: Tensor) -> Tensor | None:
         """(K,) for each centre, the squared distance within which its points stay with it."""

@@ -16,6 +16,7 @@ from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.pool import Pool, as_pool
 from coresift.spaces.storage import Columns, map_pool
 from coresift.spaces.vectors import VectorSpace
+from coresift.types import InputError
 
 
 def predictive_space(
@@ -37,8 +38,8 @@ def predictive_space(
     root, added up over classes.
 
     ``lengths="wavering"`` leaves out the roots and makes vectors for classes as long as the model wavers (one
-    less the gap between the probabilities of its two likeliest classes) times how much of the doubt is
-    between samples: all where each is sure of a class, none where they say the same.
+    less the gap between the probabilities of its two likeliest classes), times the root of the share of its
+    doubt that is between samples: one where each is sure of a class, none where all say the same.
 
     J samples of C classes make vectors of J C numbers. Where that is more than ``num_dimensions``, they are
     brought down to so many by random signs, which keeps inner products up to a relative error of about one
@@ -61,9 +62,10 @@ def predictive_space(
         each = posterior.conditional(x, theta)
         check_several(each.batch_shape[0])
         if lengths == "wavering" and isinstance(each, Categorical | Bernoulli):
-            rows = _by_wavering(each)
+            values = _by_wavering(each)
         else:
-            rows = _by_information(each)
+            values = _by_information(each)
+        rows = values.transpose(0, 1).flatten(1) / math.sqrt(len(values))
         if num_dimensions is None or rows.shape[1] <= num_dimensions:
             return rows
         return rows.float() @ signs(rows.shape[1], num_dimensions).to(rows.device)
@@ -77,21 +79,36 @@ def predictive_space(
     return space
 
 
+def wavering(probs: Tensor) -> Tensor:
+    """(...) one less the gap between the two likeliest of (..., C) classes."""
+    if probs.shape[-1] < 2:
+        raise InputError("the model predicts one class only, so it never wavers; it needs at least two")
+    first, second = probs.topk(2, -1).values.unbind(-1)
+    return 1 - (first - second)
+
+
 def _by_information(each: Distribution) -> Tensor:
-    """(n, J) or (n, J C) from samples of batch shape (J, n)."""
+    """(J, n, ...) from samples of batch shape (J, n)."""
     if isinstance(each, Categorical):
         mean = each.probs.mean(0)
-        values = (each.probs - mean) / mean.sqrt()
-    else:
-        values = (each.mean - each.mean.mean(0)) / each.variance.mean(0).sqrt()
-    return values.transpose(0, 1).flatten(1) / math.sqrt(len(values))
+        return (each.probs - mean) / mean.sqrt()
+    return (each.mean - each.mean.mean(0)) / each.variance.mean(0).sqrt()
 
 
 def _by_wavering(each: Categorical | Bernoulli) -> Tensor:
-    """(n, J C) from samples of batch shape (J, n); yes or no is two classes."""
-    probs = each.probs if isinstance(each, Categorical) else torch.stack([1 - each.probs, each.probs], -1)
-    mean = probs.mean(0)
-    high, low = mean.topk(2, -1).values.unbind(-1)
-    greatest = (1 - mean.square().sum(-1)).clamp_min(1e-12).sqrt()
-    scale = (1 - (high - low)) / greatest / math.sqrt(len(probs))
-    return (probs - mean).transpose(0, 1).flatten(1) * scale.unsqueeze(1)
+    """(J, n, ...) from samples of batch shape (J, n)."""
+    mean = each.probs.mean(0)
+    values = each.probs - mean
+    if isinstance(each, Categorical):
+        return values * _wavering_to_greatest(mean).unsqueeze(-1)
+    # Two classes, one as far as the other.
+    return math.sqrt(2) * values * _wavering_to_greatest(torch.stack([1 - mean, mean], -1))
+
+
+def _wavering_to_greatest(mean: Tensor) -> Tensor:
+    """(...) how much a model of mean probabilities (..., C) wavers, to the greatest length of deviations that
+    it could have: that of votes for one class each.
+    """
+    greatest = (mean * (1 - mean)).sum(-1).sqrt()
+    # Where the model is all but sure, rounding would leave nothing of the two.
+    return wavering(mean).clamp_min(1e-6) / greatest.clamp_min(1e-6)
