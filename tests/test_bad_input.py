@@ -188,8 +188,9 @@ def test_a_cold_start_has_no_labelled_points():
 def test_one_sample_or_one_class():
     with pytest.raises(InputError, match="a single posterior sample cannot disagree"):
         select(probs=PROBS[:1], budget=2)
-    with pytest.raises(InputError, match="at least two classes"):
-        select(probs=np.ones((4, 10, 1)), budget=2, strategy="margin")
+    for strategy in ("margin", "predictive-lcmd"):
+        with pytest.raises(InputError, match="at least two classes"):
+            select(probs=np.ones((4, 10, 1)), budget=2, strategy=strategy)
     with pytest.raises(InputError, match="at least one sample"):
         FunctionPosterior(lambda x, k: x, [])
 

@@ -6,7 +6,7 @@ import torch
 from torch.distributions import Bernoulli, Categorical, Gamma, Laplace, MixtureSameFamily, Normal, Poisson
 
 import coresift
-from coresift import STRATEGIES, InputError, select
+from coresift import STRATEGIES, select
 from coresift.models import (
     BayesianLinearRegression,
     ClassSamples,
@@ -340,12 +340,6 @@ def test_the_default_chooses_among_points_that_the_model_is_sure_of(dtype: torch
     assert len(set(batch.tolist())) == 300
     wavers = margin(posterior, as_pool(x)).values
     assert float(wavers[batch[:20]].median()) > float(wavers[batch[-20:]].median())
-
-
-@pytest.mark.parametrize("strategy", ["predictive-lcmd", "margin"])
-def test_one_class_is_too_few(strategy: str):
-    with pytest.raises(InputError, match="one class only"):
-        select(probs=torch.ones(4, 10, 1), budget=2, strategy=strategy)
 
 
 def test_predictive_space_in_fewer_dimensions():

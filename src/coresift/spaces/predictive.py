@@ -82,7 +82,7 @@ def predictive_space(
 def wavering(probs: Tensor) -> Tensor:
     """(...) one less the gap between the two likeliest of (..., C) classes."""
     if probs.shape[-1] < 2:
-        raise InputError("the model predicts one class only, so it never wavers; it needs at least two")
+        raise InputError("at least two classes are needed, the model predicts one")
     first, second = probs.topk(2, -1).values.unbind(-1)
     return 1 - (first - second)
 
