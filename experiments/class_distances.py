@@ -35,6 +35,7 @@ from coresift.loop import Begun, Method, Simulation, step
 from coresift.pool import as_pool
 from coresift.selectors import LCMD
 from coresift.spaces import Space
+from coresift.spaces.predictive import wavering
 from coresift.spaces.storage import map_pool
 from coresift.spaces.vectors import VectorSpace
 from coresift.strategies import Problem, Strategy
@@ -64,9 +65,8 @@ WAYS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
 
 
 def _wavering(mean: Tensor) -> Tensor:
-    """(n, 1) one less the gap between the two likeliest classes of (n, C)."""
-    likeliest = mean.topk(2, -1).values
-    return 1 - (likeliest[:, :1] - likeliest[:, 1:])
+    """(n, 1) of (n, C)."""
+    return wavering(mean).unsqueeze(-1)
 
 
 def _total(mean: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from coresift.spaces.features import feature_space
 from coresift.spaces.fisher import fisher_space
 from coresift.spaces.gradient import badge_space
 from coresift.spaces.likelihood import default_num_samples, likelihood_space
-from coresift.spaces.predictive import predictive_space
+from coresift.spaces.predictive import Lengths, predictive_space
 from coresift.spaces.storage import as_bytes
 from coresift.spaces.vectors import VectorSpace
 from coresift.types import Batch, InputError, make_generator
@@ -148,9 +148,7 @@ def _fisher(problem: Problem) -> Space:
 
 
 def _predictive(
-    problem: Problem,
-    num_dimensions: int | None = None,
-    lengths: Literal["information", "wavering"] = "information",
+    problem: Problem, num_dimensions: int | None = None, lengths: Lengths = "information"
 ) -> Space:
     return predictive_space(
         problem.posterior,

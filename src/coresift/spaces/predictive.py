@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from coresift.spaces.storage import Columns, map_pool
 from coresift.spaces.vectors import VectorSpace
 from coresift.types import InputError
 
+Lengths: TypeAlias = Literal["information", "wavering"]
+
 
 def predictive_space(
     posterior: Posterior,
@@ -27,7 +29,7 @@ def predictive_space(
     generator: torch.Generator,
     labelled: Tensor | None = None,
     num_dimensions: int | None = None,
-    lengths: Literal["information", "wavering"] = "information",
+    lengths: Lengths = "information",
     memory: int | None = None,
 ) -> VectorSpace:
     """Vectors whose inner products are covariances of what is predicted.
