@@ -21,6 +21,7 @@ from coresift.scores import margin
 from coresift.spaces import badge_space, likelihood_space, predictive_space, sampled_likelihood_space
 from coresift.strategies import Problem
 from coresift.testing import check_posterior, check_space
+from coresift.types import InputError
 
 N = 60
 CLASSES_ONLY = {"margin", "badge"}
@@ -294,6 +295,8 @@ def test_vectors_as_long_as_the_model_wavers():
     wavering = 1 - (high - low)
     expected = covariance / (scale[:, None] * scale) * (wavering[:, None] * wavering)
     torch.testing.assert_close(space.gram(torch.arange(5)).double(), expected, rtol=1e-5, atol=1e-7)
+    with pytest.raises(InputError, match="lengths is 'waver', expected"):
+        predictive_space(ClassSamples(30), pool, generator=torch.Generator(), lengths="waver")
 
 
 def test_two_classes_are_a_yes_or_no():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -47,6 +47,8 @@ def predictive_space(
     brought down to so many by random signs, which keeps inner products up to a relative error of about one
     over the square root of ``num_dimensions``, and points that are the same the same.
     """
+    if lengths not in get_args(Lengths):
+        raise InputError(f"lengths is {lengths!r}, expected 'information' or 'wavering'")
     theta = posterior.sample(num_samples, generator)
     seed = int(torch.randint(2**62, (), generator=generator))
 
