@@ -186,8 +186,13 @@ def test_a_cold_start_has_no_labelled_points():
 
 
 def test_one_sample_or_one_class():
-    with pytest.raises(InputError, match="a single posterior sample cannot disagree"):
-        select(probs=PROBS[:1], budget=2)
+    for strategy in ("predictive-lcmd", "bald", "power-bald"):
+        with pytest.raises(InputError, match="a single posterior sample cannot disagree"):
+            select(probs=PROBS[:1], budget=2, strategy=strategy)
+    with pytest.raises(
+        InputError, match=r"expected \(samples, points, classes\); of a single model, pass probs\[None\]"
+    ):
+        select(probs=PROBS[0], budget=2)
     for strategy in ("margin", "predictive-lcmd"):
         with pytest.raises(InputError, match="at least two classes"):
             select(probs=np.ones((4, 10, 1)), budget=2, strategy=strategy)

@@ -190,10 +190,23 @@ def test_own_file(kind: str, tmp_path: Path) -> None:
     assert table.x.tolist() == [[1, 0.5], [0, 1.5], [1, 2.5]] and table.y.tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("kind", [".csv", ".parquet", ".npz"])
+def test_words_to_predict_are_classes(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"mine{kind}"
+    if kind == ".npz":
+        np.savez(path, x=np.arange(3.0)[:, None], y=np.array(["oak", "ash", "oak"]))
+    else:
+        write(path, {"a": [0.0, 1.0, 2.0], "tree": ["oak", "ash", "oak"]})
+    table = load_table(path)
+    assert table.classes == ("ash", "oak") and table.y.tolist() == [1, 0, 1]
+    assert table.x.tolist() == [[0], [1], [2]]
+
+
 @pytest.mark.parametrize("kind", [".csv", ".parquet"])
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
+        ({"a": [1, 2], "tree": ["oak", None]}, r"mine.* has no 'tree' in row 1; drop such rows"),
         (
             {"town": ["Bath", "York"], "y": [1, 2]},
             "column 'town' of .* holds string, .* encode it or drop it",

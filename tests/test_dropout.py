@@ -7,8 +7,10 @@ from torch import nn
 from torch.distributions import Independent, MixtureSameFamily, Normal, Poisson
 
 from coresift import InputError, select
+from coresift.models import samples
 from coresift.models.dropout import DropoutClassifier, DropoutPosterior, DropoutRegressor
 from coresift.models.samples import categorical
+from coresift.models.softmax import SoftmaxPosterior
 from coresift.spaces.likelihood import expected_log_likelihood
 from coresift.testing import check_posterior
 
@@ -197,6 +199,34 @@ def test_predictive_is_the_mixture():
     assert isinstance(predictive, Independent) and isinstance(predictive.base_dist, Normal)
     torch.testing.assert_close(predictive.mean, each.mean.mean(0))
     torch.testing.assert_close(predictive.variance, 0.5 + each.mean.var(0, correction=0))
+
+
+@pytest.mark.parametrize(
+    ("posterior", "outputs"),
+    [
+        (DropoutPosterior(network(), num_predictive=30), 3),
+        (DropoutPosterior(network(1), "gaussian", noise_variance=0.5, num_predictive=30), 1),
+        (DropoutPosterior(network(2), "gaussian", noise_variance=0.5, num_predictive=30), 2),
+        (DropoutPosterior(network(1), lambda y: Poisson(y[..., 0].exp()), num_predictive=30), 1),
+        (SoftmaxPosterior(rows(3, 4), rows(3, 4).abs(), rows(2, 3, 4), num_predictive=30), 3),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7])
+def test_predictive_holds_a_block_of_rows_at_a_time(posterior, outputs, size, monkeypatch):
+    x, seen, conditional = rows(20, 4), [], type(posterior).conditional
+    whole = posterior.predictive(x)
+
+    def watched(self, x, theta):
+        seen.append(len(x))
+        return conditional(self, x, theta)
+
+    monkeypatch.setattr(type(posterior), "conditional", watched)
+    monkeypatch.setattr(samples, "_AT_A_TIME", 30 * outputs * size)
+    blocks = posterior.predictive(x)
+    assert max(seen) == size and sum(seen) == 20
+    assert type(blocks) is type(whole) and blocks.batch_shape == whole.batch_shape
+    for y in whole.sample((5,)):
+        torch.testing.assert_close(blocks.log_prob(y), whole.log_prob(y))
 
 
 def test_counts():

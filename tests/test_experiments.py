@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -23,6 +24,7 @@ from coresift.cli import app
 from coresift.data import load_table
 from coresift.experiments import runner
 from coresift.experiments.config import Experiment, Source
+from coresift.experiments.report import write_report
 from coresift.experiments.runner import run_experiment
 from coresift.experiments.store import Log, read
 from coresift.loop import Method, Round, step
@@ -78,6 +80,35 @@ def test_options_reach_the_simulation(tmp_path: Path) -> None:
     assert isinstance(table.model, LaplaceRegressor)
     assert (table.model.epochs, table.model.weight_decay, table.model.progress) == (4, 0.5, False)
     np.testing.assert_array_equal(table.x, load_table("energy").x)
+
+
+@pytest.mark.parametrize("kind", ["neural-linear", "ensemble", "dropout", "laplace"])
+def test_classes_of_a_table(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From words in a file to accuracies, with every model."""
+    monkeypatch.chdir(tmp_path)
+    rows = np.random.default_rng(0).normal(size=(120, 2))
+    lines = [f"{a},{b},{'above' if a + b > 0 else 'below'}" for a, b in rows.tolist()]
+    (tmp_path / "sides.csv").write_text("\n".join(["a,b,side", *lines]))
+    text = f"""
+    data = "sides.csv"
+    methods = ["margin"]
+    seeds = 2
+    first = 10
+    batch = 5
+    budget = 10
+    [model]
+    kind = "{kind}"
+    """
+    with pytest.raises(
+        InputError, match=r"column 'side' of sides.csv holds words; .* task = 'classification'"
+    ):
+        Experiment.load(written(tmp_path / "one.toml", text)).simulation("sides", None, "cpu", 1)
+    experiment = Experiment.load(written(tmp_path / "two.toml", "task = 'classification'\n" + text))
+    run_experiment(experiment, tmp_path / "results")
+    write_report(tmp_path / "results")
+    found = pq.read_table(tmp_path / "results" / "rounds.parquet").to_pylist()
+    assert [turn["labels"] for turn in found] == [10, 15, 20] * 2
+    assert min(turn["accuracy"] for turn in found if turn["labels"] == 20) > 0.7
 
 
 @pytest.mark.parametrize(
@@ -328,12 +359,12 @@ def test_an_added_method_is_all_that_runs(copied: Path, fits: list[int]) -> None
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"batch": 9}, "batch"),
-        ({"seeds": 4}, "seeds"),
-        ({"model": {"epochs": 6}}, "model"),
-        ({"first": 19, "test_share": 0.25}, "first, test_share"),
-        ({"methods": {"random": Method("random", num_samples=4)}}, "method"),
-        ({"data": {"energy": Source("energy", model={"epochs": 5})}}, "data"),
+        ({"batch": 9}, "batch 10, now 9"),
+        ({"seeds": 4}, "seeds 3, now 4"),
+        ({"model": {"epochs": 6}}, "model.epochs 5, now 6"),
+        ({"first": 19, "test_share": 0.25}, "first 20, now 19; test_share 0.2, now 0.25"),
+        ({"methods": {"random": Method("random", num_samples=4)}}, "method.num_samples None, now 4"),
+        ({"data": {"energy": Source("energy", model={"epochs": 5})}}, "data.model.epochs None, now 5"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -353,7 +384,7 @@ def test_a_table_that_changed_is_noticed(tmp_path: Path) -> None:
     experiment = replace(SMALL, data={"mine": Source(str(path))}, methods={"random": Method("random")})
     run_experiment(experiment, tmp_path / "out")
     write_rows(80)
-    with pytest.raises(InputError, match=r"made with other settings \(checksum\)"):
+    with pytest.raises(InputError, match=r"made with other settings \(checksum '.*', now '.*'\)"):
         run_experiment(experiment, tmp_path / "out")
 
 
@@ -388,6 +419,9 @@ def test_a_turn_that_was_written_twice_is_noticed(copied: Path) -> None:
         ("[model]\ndevice = 'cuda'", "'device' is not known"),
         ("[method.'a/b']\nstrategy = 'random'", "'a/b' is no name for a file"),
         ("[method.mine]\nstrategy = 'maxent'\nrefit_every = 0", "refit_every is 0"),
+        ("[method.mine]\nstrategy = 'maxent'\nrefit_every = 2.5", "refit_every is 2.5, expected a whole"),
+        ("[method.mine]\nstrategy = 'maxent'\nnum_samples = '10'", "num_samples is '10', expected a whole"),
+        ("[method.mine]\nstrategy = 'maxent'\nimpute = 'no'", "impute is 'no', expected true or false"),
     ],
 )
 def test_values_that_make_no_sense(tmp_path: Path, text: str, message: str) -> None:
@@ -448,7 +482,7 @@ def test_training_all_methods_together(finished: Path, tmp_path: Path, fits: lis
         assert rounds[-1].labels == 35
         # Rounding differs and grows from turn to turn, so only the beginning can be compared.
         assert rounds[0].rmse == pytest.approx(apart[run][0].rmse, rel=1e-4)
-    with pytest.raises(InputError, match=r"other settings \(beside\)"):
+    with pytest.raises(InputError, match=r"other settings \(beside "):
         run_experiment(SMALL, tmp_path)
 
     # It was stopped in its second turn, after it had written what some of the methods did.
@@ -582,6 +616,7 @@ def called(*arguments: str | Path) -> Any:
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("coresift.progress.PAUSE", float("inf"))  # a busy machine may be slow
     config = written(tmp_path / "mine.toml", COMMANDS)
     part = called("run", config, "--methods", "random", "--data", "energy", "--seeds", "3", "--out", "part")
     assert part.exit_code == 0
@@ -623,6 +658,16 @@ def test_commands_pass_their_options_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert called("run", config, *options, "--methods", " maxent ,", "--seed", "1").exit_code == 0
     expected = {"folder": Path("tables"), "device": "cuda", "workers": 3, "together": True, "only_seed": 1}
     assert seen == [(Experiment.load(config).only(methods=["maxent"]), Path("results/mine"), expected)]
+
+
+def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*given: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run_experiment", interrupted)
+    stopped = called("run", written(tmp_path / "mine.toml", COMMANDS))
+    assert (stopped.exit_code, stopped.stdout) == (130, "")
+    assert stopped.stderr == "stopped; the same command goes on from the last finished round\n"
 
 
 @pytest.mark.parametrize(

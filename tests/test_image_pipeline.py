@@ -1,5 +1,7 @@
 """The image experiments in miniature: bytes in, crops and flips, a small ResNet, batches, measures."""
 
+import re
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -181,6 +183,37 @@ def test_map_of_batches(tmp_path):
         assert (arrays["batch maxent"] == found.batches["maxent"]).all()
     titles = [axes.get_title("left") for axes in found.picture().axes]
     assert titles == ["maxent", "k-center"]
+    few = replace(found, features=found.features[:25], classes=np.array(list("abcde") * 5))
+    assert len(replace(few, batches={"maxent": np.arange(4)}).picture().axes) == 1
+    dropout = replace(simulation, model=DropoutClassifier(**SMALL, where="last"))
+    with pytest.raises(InputError, match="a model's features, but DropoutClassifier has not both"):
+        BatchMap.of(dropout, methods, budget=20)
+
+
+def test_a_rare_class_is_among_the_first_labels():
+    """With a model of one class a run could not go on, and would stop there each time."""
+    x, _ = pictures(120)
+    for y in (np.arange(120) == 60, np.where(np.arange(120) < 117, "common", "rare")):
+        simulation = Simulation(x, y, NeuralLinearClassifier(**SMALL), first=5, batch=5, budget=5, num_test=2)
+        for seed in range(3):
+            labelled = simulation.begin(Method("random"), seed).labelled
+            assert len(set(labelled)) == 5 and len(set(y[list(labelled)])) == 2
+    alone = replace(simulation, y=np.zeros(120, dtype=int))
+    assert len(alone.begin(Method("random"), 0).labelled) == 5
+
+
+def test_classes_are_imputed():
+    """Until a batch is complete, its labels are the model's own: the likeliest classes."""
+    x, y = pictures(140)
+    words = np.array(["square", "bar", "cross"])[y]
+    simulation = Simulation(
+        x, words, NeuralLinearClassifier(**SMALL), first=60, batch=4, budget=4, num_test=40
+    )
+    state = simulation.begin(Method("maxent", refit_every=2, impute=True), 0)
+    (turn,) = next(run(simulation, [state]))
+    assert turn.bought == () and len(turn.guesses) == 2 and set(turn.guesses) <= {"square", "bar", "cross"}
+    turns = [turn for (turn,) in run(simulation, [state])]
+    assert [turn.guessed for turn in turns] == [0, 2, 0] and len(turns[1].bought) == 4
 
 
 def test_all_labels_at_once():
@@ -327,6 +360,10 @@ def test_a_map_from_the_command_line(small_experiment, tmp_path, monkeypatch):
     config.write_text(config.read_text().replace("k-medoids", "maxent"))
     found = CliRunner().invoke(app, ["experiment", "map", "small.toml", "--budget", "10"])
     assert "mine maxent" in found.output and "mine random" not in found.output
+    shutil.copy("mine.npz", "yours.npz")
+    config.write_text(re.sub("data = .*", "data = ['mine.npz', 'yours.npz']", config.read_text()))
+    found = CliRunner().invoke(app, ["experiment", "map", "small.toml", "--out", "both.png"])
+    assert found.exit_code == 2 and "one file cannot hold the maps of mine, yours" in found.output
     with pytest.raises(InputError, match="budget is 1, expected from 2 to the 200 points"):
         BatchMap.of(small_experiment.simulation("mine", None, "cpu", 1), {}, budget=1)
 
@@ -337,6 +374,15 @@ def test_files_that_are_not_there_or_not_for_images(small_experiment, tmp_path):
     config.write_text(text.replace("mine.npz", "yours.npz"))
     with pytest.raises(InputError, match=r"there is no file '.*yours\.npz', seen from"):
         Experiment.load(config)
+    for old, new, message in (
+        ("width = 4", "width = 0", r"\[model\] width is 0, expected a whole number of at least 1"),
+        ("padding = 1", "padding = '4'", r"\[model\] padding is '4', expected a whole number of at least 0"),
+        ("flip = true", "flip = 'no'", r"\[model\] flip is 'no', expected true or false"),
+        ("seeds = 2", "test_share = 0.3", "images have a test set of their own; leave out test_share"),
+    ):
+        config.write_text(text.replace(old, new))
+        with pytest.raises(InputError, match=message):
+            Experiment.load(config)
     path = next(line for line in text.splitlines() if line.startswith("data")).split("'")[1]
     config.write_text(text.replace(f"data = '{path}'", "") + f"[data.'{path}']\ntarget = 'y'\n")
     with pytest.raises(InputError, match="'target' is not known; there are model"):

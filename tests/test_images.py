@@ -455,6 +455,7 @@ def test_images_of_ones_own(tmp_path: Path) -> None:
         ({"y": np.array([b"cat"] * 6)}, r"y is of type \|S3 .* astype\(str\) makes them so"),
         ({"test_x": np.zeros((2, 3, 5, 4), dtype=np.uint8)}, r"\(1, 5, 4\) for training, but \(3, 5, 4\)"),
         ({"y": np.array([{}] * 6)}, "it should hold arrays x, .* of plain types, not of objects"),
+        ({"test_y": None}, r"pets\.npz lacks test_y; it should hold arrays x, y, test_x"),
         ({"y": np.array(["cat"] * 6)}, "all labels in y are cat, expected at least two classes"),
         ({"test_y": np.array(["fox", "cow"])}, "no label in test_y, such as fox, is one of those in y"),
     ],
@@ -462,7 +463,8 @@ def test_images_of_ones_own(tmp_path: Path) -> None:
 def test_images_of_ones_own_that_are_none(
     tmp_path: Path, change: dict[str, np.ndarray], message: str
 ) -> None:
-    np.savez(tmp_path / "pets.npz", **own_images(**change))
+    arrays = {name: value for name, value in own_images(**change).items() if value is not None}
+    np.savez(tmp_path / "pets.npz", **arrays)
     assert are_images(tmp_path / "pets.npz")
     with pytest.raises(InputError, match=message):
         load_images(tmp_path / "pets.npz")

@@ -203,5 +203,5 @@ def test_without_the_package(monkeypatch):
     monkeypatch.setattr(kmedoids, "_fasterpam", lambda: None)
     points = normal(3, 40)
     check_selector(KMedoids(), FeatureSpace(points))
-    with pytest.raises(InputError, match=r"GramSpace, which has no stored vectors.*coresift\[kmedoids\]"):
+    with pytest.raises(InputError, match=r"GramSpace, which has no stored vectors.*\.\[kmedoids\]"):
         KMedoids().select(GramSpace(points.mT @ points), 3)

@@ -280,7 +280,7 @@ def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
 
 def test_without_httpx_the_user_reads_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(InputError, match=r'pip install "coresift\[labelstudio\]"'):
+    with pytest.raises(InputError, match=r'pip install "\.\[labelstudio\]" in the folder of the clone'):
         LabelStudio(URL, LEGACY)
 
 

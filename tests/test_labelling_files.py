@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coresift.labelling.files import read_answers, write_batch
+from coresift.labelling.files import nearest_class, read_answers, write_batch
 from coresift.labelling.records import Answer
 from coresift.types import InputError
 
@@ -210,6 +210,10 @@ def test_classes(tmp_path, label, classes):
     cell = label.replace('"', '""')
     for written in (f'"{cell}"', f'"  {cell}\t"'):
         assert read(tmp_path, f"id,price\na,{written}\n", classes=classes) == [Answer("a", label)]
+
+
+def test_of_classes_that_differ_by_case_the_first_is_meant():
+    assert nearest_class("bil", ["bill", "Bill"]) == "bill" and nearest_class("ship", ["bill"]) is None
 
 
 def test_class_copied_from_a_guarded_cell(tmp_path):

@@ -51,9 +51,13 @@ def labels(path, given):
 def test_fewer_are_left_than_were_asked_for(tmp_path):
     project = begin(tmp_path)
     lines = run("select", project, "--batch-size", 500).splitlines()
-    assert "only 40 items were left, not 500" in lines
-    again = say("select", project, "--batch-size", 500)
-    assert again["shortage"] == "only 40 items were left, not 500" and len(again["batch"]) == 40
+    some = "only 40 items were left, not 500; to undo this"
+    assert f"{some}, ask again with --out batch.csv and then: coresift reopen {project} @batch.csv" in lines
+    batch = tmp_path / "chosen.csv"
+    again = say("select", project, "--batch-size", 500, "--out", batch)
+    undo = f"coresift reopen {project} @{batch}"
+    assert again["shortage"] == f"{some}: {undo}" and len(again["batch"]) == 40
+    assert say(*undo.split()[1:])["reopened"] == 40 and say("status", project)["counts"]["pending"] == 0
 
 
 def test_limits_are_not_taken_for_the_end_of_the_pool(tmp_path):
@@ -105,14 +109,14 @@ def test_ids_one_a_line_and_a_broken_batch(tmp_path):
 
 def test_new_classes_are_told(tmp_path):
     project = begin(tmp_path)
-    given = labels(tmp_path / "one.csv", {30: "Bill ", 31: "bill", 32: "tehc", 33: "Bill"})
+    given = labels(tmp_path / "one.csv", {30: "Bill ", 31: "bill", 32: "tehc", 33: "Bill", 34: "new"})
     lines = run("ingest", project, given).splitlines()
-    wrong = "'Bill' (2), 'tehc' (1)"
+    wrong = "'Bill' (2, did you mean 'bill'?), 'tehc' (1, did you mean 'tech'?), 'new' (1)"
     assert lines[2:] == [f"new classes: {wrong}; if that is a mistake, correct the file and ingest it again"]
     assert say("ingest", project, given)["new_classes"] == {}  # they are known by now
-    right = labels(tmp_path / "one.csv", {30: "bill", 31: "bill", 32: "tech", 33: "bill"})
+    right = labels(tmp_path / "one.csv", {30: "bill", 31: "bill", 32: "tech", 33: "bill", 34: "ship"})
     corrected = say("ingest", project, right)
-    assert (corrected["corrected"], corrected["new_classes"]) == (3, {})
+    assert (corrected["corrected"], corrected["new_classes"]) == (4, {})
     other = labels(tmp_path / "two.csv", {40: "tehc"})
     assert say("ingest", project, other)["new_classes"] == {"tehc": 1}
 
@@ -130,6 +134,44 @@ def test_no_class_is_new_at_first_or_where_they_were_named(tmp_path):
         project = begin(tmp_path / name, **options)
         given = labels(tmp_path / "one.csv", {30: "late", 31: "bill"})
         assert "new classes" not in run("ingest", project, given)
+
+
+# How many labels each class has.
+
+
+def test_status_counts_the_labels_of_each_class(tmp_path):
+    project = begin(tmp_path, more=["--classes", "late,bill,ship,tech"])
+    assert "classes: 'bill' (7), 'ship' (7), 'tech' (6), 'late' (0)" in run("status", project).splitlines()
+    run("ingest", project, labels(tmp_path / "one.csv", {0: "tech", 30: "tech"}))  # the first a correction
+    assert list(say("status", project)["classes"].items()) == [
+        ("tech", 8),
+        ("ship", 7),
+        ("bill", 6),
+        ("late", 0),
+    ]
+
+
+def test_status_names_the_commonest_of_many_classes(tmp_path):
+    project = begin(tmp_path, known=0)
+    assert "classes" not in run("status", project)
+    kinds = {row: f"kind {row}" for row in range(12)} | {20: "x" * 500, 21: "x" * 500}
+    run("ingest", project, labels(tmp_path / "one.csv", kinds))
+    (line,) = [line for line in run("status", project).splitlines() if line.startswith("classes: ")]
+    assert line.startswith("classes: 'xxx") and "...' (2), 'kind 0' (1), " in line
+    assert line.endswith("'kind 8' (1) and 3 more") and len(say("status", project)["classes"]) == 13
+
+
+# A target that is nearly the name of a column.
+
+
+@pytest.mark.parametrize("task", [[], ["--task", "classification"]])
+def test_a_target_that_is_nearly_a_column_is_no_feature(tmp_path, task):
+    table = "age,status?\n" + "".join(f"{row},{('ok', 'ill')[row % 2]}\n" for row in range(20))
+    (tmp_path / "trees.csv").write_text(table)
+    words = "init", tmp_path / "project", "--pool", tmp_path / "trees.csv", *task, "--target"
+    text = run(*words, "status", code=2)
+    assert "no column 'status'; did you mean 'status?'?" in text and text.count("\n") == 1
+    assert say(*words, "status?")["labels"] == 20
 
 
 # The page, once answers came in.

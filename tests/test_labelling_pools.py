@@ -476,9 +476,16 @@ BROKEN_TABLES: list[tuple[str | bytes, dict[str, Any], str]] = [
     (b"PK\x03\x04\xff\xfe\x00\n\n", {}, "does not begin with text in UTF-8"),
     (b"ab\x00c,d\n1,2\n", {}, "does not begin with text"),
     (b"a,b\n1,x\n2,\xe4\n", {}, "column 'b': row 1: .*invalid UTF8"),
-    ("id,x\n1,2\n", {"features": ("y",)}, "has no column 'y'; it has id, x"),
+    ("id,x\n1,2\n", {"features": ("y",)}, "has no column 'y'; it has 'id', 'x'"),
     ("id,x\n1,2\n", {"text": "y"}, "has no column 'y'"),
-    ("id,x\n1,2\n", {"target": "x"}, "has no column to learn from"),
+    ("id,x\n1,2\n", {"target": "x"}, "has no column to learn from; it has 'id', 'x'"),
+    (
+        "a,Status?\n1,ok\n",
+        {"target": "status"},
+        r"has no column 'status'; did you mean 'Status\?'\? if that is a feature, list the columns to "
+        "learn from with --features",
+    ),
+    ("id,helth state\n1,ok\n", {"target": "health_state"}, "did you mean 'helth state'"),
     ("id,x\n1,2\n", {"target": "x", "features": ("x",)}, "column 'x' is the target"),
     ("k,x\na,2\na,3\n", {"id": "k"}, "column 'k' .* holds 'a' in rows 0 and 1; correct it"),
     ("k,x\na,2\n ,3\n", {"id": "k"}, "column 'k' .* is empty in row 1; correct it"),
@@ -493,6 +500,43 @@ BROKEN_TABLES: list[tuple[str | bytes, dict[str, Any], str]] = [
     ("x,c\n1,free\n", {"cost": "c"}, "holds 'free' in row 0, column 'c'"),
     ("x,g\n1,2\n1,\n", {"group": "g"}, "holds nothing in row 1, column 'g'"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options"),
+    [
+        ("a,status?", {"target": "status", "features": ("a", "status?")}),  # somebody means it
+        ("score_2023,score_2022", {"target": "score_2024"}),
+        ("male,age", {"target": "female"}),
+        ("status?,a", {"target": "status", "text": "status?"}),
+        ("status?,a", {"target": "status", "group": "status?"}),
+    ],
+)
+def test_targets_to_come_may_resemble_columns(tmp_path: Path, columns: str, options: dict[str, Any]) -> None:
+    pool = open_pool(Reading(write(tmp_path, "pool.csv", f"{columns}\nx,2\ny,3\n"), **options))
+    assert pool.targets() is None
+    open_pool(pool.reading)  # as a project does later
+
+
+@pytest.mark.parametrize(
+    ("listed", "features"),
+    [
+        ("DBH (cm),Höhe, m", ["DBH (cm)", "Höhe, m"]),
+        (" Höhe, m , DBH (cm),", ["Höhe, m", "DBH (cm)"]),
+        ("m,m,Höhe, m", ["m", "Höhe, m"]),
+        (" spaced ", [" spaced "]),
+    ],
+)
+def test_columns_with_commas_in_their_names(tmp_path: Path, listed: str, features: list[str]) -> None:
+    names = ["m", "DBH (cm)", "Höhe, m", " spaced "]
+    pa.parquet.write_table(pa.table({name: [1.0, 2.0] for name in names}), tmp_path / "pool.parquet")
+    pool = open_pool(Reading(str(tmp_path / "pool.parquet"), features=(listed,)))
+    assert list(pool.reading.features) == features
+    assert open_pool(pool.reading).reading == pool.reading
+    with pytest.raises(
+        InputError, match=r"no column 'Höhe'; it has 'm', 'DBH \(cm\)', 'Höhe, m', ' spaced '"
+    ):
+        open_pool(Reading(str(tmp_path / "pool.parquet"), features=("m,Höhe,DBH (cm)",)))
 
 
 @pytest.mark.parametrize(("content", "options", "message"), BROKEN_TABLES)

@@ -231,6 +231,11 @@ def test_impossible_budgets(options: dict[str, Any]) -> None:
         simulation(**options)
 
 
+def test_rows_without_labels() -> None:
+    with pytest.raises(InputError, match="x holds 768 rows, but y 767 labels"):
+        replace(simulation(), y=simulation().y[1:])
+
+
 def test_all_rows_may_be_bought() -> None:
     few = np.random.default_rng(0).permutation(len(TABLE.x))[:40]
     table = simulation(x=TABLE.x[few], y=TABLE.y[few], first=10, batch=15, budget=22)

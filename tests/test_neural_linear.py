@@ -369,7 +369,7 @@ def test_a_failed_refit_is_no_fit():
         ({"learning_rate": -1}, "learning_rate is -1"),
         ({"noise_rate": -1}, "noise_rate is -1"),
         ({"calibration_folds": -1}, "calibration_folds is -1"),
-        ({"device": "gpu"}, "device is 'gpu', which is not to be had here"),
+        ({"device": "gpu"}, "device is 'gpu', but torch finds no such device here; try 'cpu'"),
         ({"network": nn.Unflatten(1, (3, 1))}, "the network turns one row into shape"),
         ({"network": nn.MultiheadAttention(3, 1)}, "pass a function that makes the network"),
         ({"prior_variance": 1e12}, "training broke down"),

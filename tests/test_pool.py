@@ -104,6 +104,13 @@ def test_blocks_are_of_one_size_whatever_the_chunks(size, chunk):
     np.testing.assert_array_equal(torch.cat([part.x for part in parts]).numpy(), ROWS)
 
 
+def test_chunks_of_long_rows_are_short(tmp_path):
+    """Bytes become eight times as many: a chunk of large images would not fit otherwise."""
+    np.save(tmp_path / "images.npy", np.ones((300, 3, 128, 128), dtype=np.uint8))
+    sizes = [len(chunk) for chunk in as_pool(tmp_path / "images.npy").chunks()]
+    assert sum(sizes) == 300 and max(sizes) * 3 * 128 * 128 <= 2**23
+
+
 def test_a_memory_map_is_not_read_at_once(tmp_path):
     np.save(tmp_path / "pool.npy", ROWS)
     pool = as_pool(tmp_path / "pool.npy")

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 import coresift.progress
-from coresift.progress import progress_bar
+from coresift.progress import now_and_then, progress_bar
 
 
 def test_silent_where_nobody_watches(
@@ -31,3 +31,13 @@ def test_a_bar_on_a_terminal_after_a_while(
             inner(2)
         advance(1)
     assert ("counting sheep" in screen.getvalue()) == shown
+
+
+def test_a_line_every_ten_seconds_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(coresift.progress.time, "monotonic", lambda: clock)
+    clock = 0.0
+    say_sometimes = now_and_then(lines.append)
+    for clock in (4.0, 9.0, 11.0, 20.0, 21.0, 22.0):
+        say_sometimes(str(clock))
+    assert lines == ["11.0", "21.0"]

@@ -219,7 +219,7 @@ def test_errors_come_through(rows, folder):
 def test_no_ray(rows, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     posterior, _ = regression(rows)
-    with pytest.raises(InputError, match=r"pip install coresift\[ray\]"):
+    with pytest.raises(InputError, match=r'pip install "\.\[ray\]"'):
         select_on_ray(STRATEGIES["acs-fw"], problem(rows, posterior), 5)
 
 

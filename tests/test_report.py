@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from scipy.stats import ttest_rel
 
+import coresift.progress
 from coresift.experiments.comparison import Results, compare_pairs, holm, seeds_needed, standings
 from coresift.experiments.published import departure, paper_name, paper_rmse, paper_seconds
-from coresift.experiments.report import NOTHING, write_report
+from coresift.experiments.report import NOTHING, _curves, write_report
 from coresift.experiments.runner import _display
 from coresift.experiments.store import Log, Record, read
 from coresift.loop import Round
@@ -307,6 +308,47 @@ def test_standings() -> None:
     assert found["m"].overall == pytest.approx((1.0, 1.0))
 
 
+def headline(out: Path, file: str = "table1.md") -> str:
+    """What the report says first of methods; the page says the same."""
+    blocks = (out / file).read_text(encoding="utf-8").split("\n\n")
+    (found,) = [block for block in blocks if block.startswith("The most accurate at equal labels is")]
+    assert found in (out / "report.html").read_text(encoding="utf-8")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("seeds", "verdict"),
+    [
+        (1, "Whether that is luck is not tested, which takes two seeds that both have finished."),
+        (2, "By the paired tests below, it is not told apart from random."),
+        (SEEDS, "By the paired tests below, it is better than random."),
+    ],
+)
+def test_the_first_sentence_says_what_the_tests_say(tmp_path: Path, seeds: int, verdict: str) -> None:
+    for name in ("random", "lcmd"):
+        write(Log(tmp_path / f"yacht/{name}.jsonl"), {seed: run(name, seed, [20]) for seed in range(seeds)})
+    write_report(tmp_path)
+    assert headline(tmp_path).endswith(f" times at equal refits), on yacht. {verdict}")
+
+
+def test_the_first_sentence_counts_data_sets(out: Path, classes: Path) -> None:
+    assert headline(out).endswith(
+        "refits), in geometric mean over boston, yacht. By the paired tests below, it is "
+        "better than random (1 of 2 data sets); not tested against random (1 of 2 data sets)."
+    )
+    assert headline(classes, "tables.md").endswith(
+        "better than random, if differences are normal (1 of 2 data sets); "
+        "better than random (1 of 2 data sets)."
+    )
+
+
+def test_random_may_be_the_most_accurate(tmp_path: Path) -> None:
+    for name in ("random", "acs-fisher"):
+        write(Log(tmp_path / f"yacht/{name}.jsonl"), {seed: run(name, seed, [20]) for seed in range(2)})
+    write_report(tmp_path)
+    assert headline(tmp_path) == "The most accurate at equal labels is random itself, on yacht."
+
+
 def test_partial_results_are_named(out: Path) -> None:
     text = (out / "table1.md").read_text(encoding="utf-8")
     assert "Left out: 1 unfinished (maxent 1)." in text
@@ -576,6 +618,32 @@ def test_the_axis_of_shares() -> None:
     assert 0.8 < low < 0.91 and high == 1
 
 
+def test_bands_of_shares_are_within_the_picture() -> None:
+    values = np.array([[0.1, 0.7, 0.8], [0.1, 0.9, 0.84]])  # (seeds, places), bands down to 0.6 and 0.78
+    alone = np.array([[0.1, 0.75, 0.8]])  # no band
+    curves = {"random": ([1, 2, 3], values), "lone": ([1, 2, 3], alone)}
+    axes = curve_panels([CurvePanel("labels", curves)], "accuracy", shares=True).axes
+    assert 0.5 < axes[0].get_ylim()[0] < 0.6
+
+
+@pytest.mark.parametrize(("seeds", "title"), [(1, ""), (2, "bands: mean ± two standard errors")])
+def test_a_figure_says_what_its_bands_are(seeds: int, title: str) -> None:
+    panel = CurvePanel("labels", {"random": ([1, 2], np.arange(2.0 * seeds).reshape(seeds, 2))})
+    (legend,) = curve_panels([panel], "test RMSE").legends
+    assert legend.get_title().get_text() == title
+
+
+def test_one_panel_where_refits_follow_labels(folder: Path) -> None:
+    found = results(folder, "yacht")
+    full = {name: found.runs[name] for name in ("random", "lcmd")}
+    together = _curves(replace(found, runs=full), list(full), None)
+    assert [axes.get_xlabel() for axes in together.figure.axes] == ["labels"]
+    assert "against labels: means" in together.caption and "dotted" not in together.caption
+    apart = _curves(found, ["random", "unfilled"], None)
+    assert [axes.get_xlabel() for axes in apart.figure.axes] == ["labels", "refits"]
+    assert "against labels and against refits: means" in apart.caption and "dotted" in apart.caption
+
+
 @pytest.mark.parametrize(
     ("rounds", "words"),
     [
@@ -595,6 +663,24 @@ def test_what_the_bars_say(rounds: list[Round], words: str, capsys: pytest.Captu
             {("m", seed): turn for seed, turn in enumerate(rounds)},
         )
     assert capsys.readouterr().err == f"data m: 2 seeds, {words}\n"
+
+
+def test_a_log_hears_of_the_one_furthest_behind(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation: Any = SimpleNamespace(first=20, batch=10, budget=30)
+    # The labels of each, and with how many of them it was last trained and measured.
+    labels = {"ahead": (40, 30), "behind": (30, 20), "done": (50, 50), "not begun": (20, None)}
+    states: Any = {
+        (name, 0): SimpleNamespace(labelled=range(num), done=name == "done")
+        for name, (num, _) in labels.items()
+    }
+    last = {(name, 0): Round(1, num, 0, 2.0, 0.0) for name, (_, num) in labels.items() if num}
+    for pause, lines in ((60.0, ""), (-1.0, "data behind: 25%, 20 labels, RMSE 2.000\n")):
+        monkeypatch.setattr(coresift.progress, "PAUSE", pause)
+        with _display("data", list(labels), simulation) as show:
+            show(states, last)
+        assert capsys.readouterr().err == "data done: 1 seeds, 50 labels, RMSE 2.000\n" + lines
 
 
 def test_a_level_is_drawn_within_the_picture():

@@ -103,7 +103,10 @@ def check_index(index: Iterable[int], size: int, what: str) -> Index:
 def check_several(num_samples: int) -> None:
     """Raise where there is but one posterior sample."""
     if num_samples < 2:
-        raise InputError("a single posterior sample cannot disagree with itself; pass at least two")
+        raise InputError(
+            "a single posterior sample cannot disagree with itself; pass at least two, or choose by what one "
+            "model says: 'margin' or 'maxent'"
+        )
 
 
 def check_memory(memory: int | str | None, size: int) -> int | None:

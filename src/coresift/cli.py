@@ -102,15 +102,19 @@ def run(
     if seeds is not None:
         experiment = replace(experiment, seeds=seeds)
     where = out or Path("results") / config.stem
-    run_experiment(
-        experiment,
-        where,
-        folder=folder,
-        device=device,
-        workers=workers,
-        together=together,
-        only_seed=seed,
-    )
+    try:
+        run_experiment(
+            experiment,
+            where,
+            folder=folder,
+            device=device,
+            workers=workers,
+            together=together,
+            only_seed=seed,
+        )
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on from the last finished round", err=True)
+        raise typer.Exit(130) from None
     typer.echo(f"took {resources_used()}")
     typer.echo(f"results are in {where}; read them with: coresift experiment report {where}")
 
@@ -173,6 +177,8 @@ def batch_map(
     experiment = Experiment.load(config)
     usual = [name for name in ("maxent", "bald", "acs-fw-j10") if name in experiment.methods]
     experiment = experiment.only((), _names(methods or "") or usual)
+    if out is not None and len(experiment.data) > 1:
+        raise typer.BadParameter(f"one file cannot hold the maps of {', '.join(experiment.data)}")
     for data in experiment.data:
         path = out or Path(f"batches-{data}.png")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,12 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from joblib import Parallel, delayed
+from sklearn.base import ClassifierMixin
 from torch import Tensor
 
 from coresift.pool import ArrayPool
 from coresift.strategies import Strategy, find_strategy, select
 from coresift.types import Index, InputError
 
+Label: TypeAlias = float | int | str
 # Below this many pool points a batch is chosen faster on the CPU than on a GPU.
 SMALL_POOL = 50_000
 
@@ -50,8 +52,13 @@ class Method:
     impute: bool = False
 
     def __post_init__(self) -> None:
-        if self.refit_every is not None and self.refit_every < 1:
-            raise InputError(f"refit_every is {self.refit_every}, expected at least 1")
+        for name, least in (("refit_every", 1), ("num_samples", 2)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise InputError(f"{name} is {value!r}, expected a whole number of at least {least}")
+        for name in ("exact", "fill", "impute"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} is {getattr(self, name)!r}, expected true or false")
 
     def resolved(self) -> Strategy:
         """The strategy with its options."""
@@ -90,7 +97,7 @@ class Round:
     rmse: float | None
     log_density: float
     chosen: tuple[int, ...] = ()
-    guesses: tuple[float, ...] = ()
+    guesses: tuple[Label, ...] = ()
     bought: tuple[int, ...] = ()
     fit_seconds: float = 0.0
     select_seconds: float = 0.0
@@ -122,7 +129,7 @@ class State:
     method: Method
     seed: int
     labelled: tuple[int, ...]
-    guesses: tuple[tuple[int, float], ...] = ()
+    guesses: tuple[tuple[int, Label], ...] = ()
     fits: int = 0
     done: bool = False
 
@@ -147,7 +154,7 @@ class Simulation:
     x, y : (N, ...) rows and (N,) labels, numbers or classes; images of bytes may be a tensor on a GPU.
     model : an estimator with ``fit_many``, such as `NeuralLinearRegressor` or, for classes,
         `NeuralLinearClassifier`.
-    first : labels at the start, drawn at random.
+    first : labels at the start, drawn at random; of classes, of two at least where there are two.
     batch : labels bought in a round.
     budget : labels bought in all; none for what a model is worth with the first ones.
     test_share : of the rows, kept for testing, other ones for each seed.
@@ -179,6 +186,8 @@ class Simulation:
                 f"test_share {self.test_share} keeps {self._test_size} rows for testing, with {self.workers} "
                 "workers; expected at least one of each"
             )
+        if len(self.x) != len(self.y):
+            raise InputError(f"x holds {len(self.x)} rows, but y {len(self.y)} labels")
         needed, have = self.first + self.budget, len(self.x) - self._test_size
         if min(self.first, self.batch, self.budget + 1) < 1 or needed > have:
             raise InputError(
@@ -213,8 +222,16 @@ class Simulation:
         return rows[~np.isin(rows, self.known(state)[0])]
 
     def begin(self, method: Method, seed: int) -> State:
-        """The state of a run with its first labels, which are the same for every method."""
-        rows = self._order(seed)[self._test_size : self._test_size + self.first]
+        """The state of a run with its first labels, which are the same for every method.
+
+        A model of one class can tell nothing apart: if all would be of one, the last makes room for another.
+        """
+        order = self._order(seed)[self._test_size :]
+        rows, others = order[: self.first], order[self.first :]
+        if isinstance(self.model, ClassifierMixin):
+            different = others[self.y[others] != self.y[rows[0]]]
+            if len(different) and (self.y[rows] == self.y[rows[0]]).all():
+                rows[-1] = different[0]
         return State(method, seed, tuple(rows.tolist()))
 
     def known(self, state: State) -> tuple[Index, npt.NDArray[Any]]:
@@ -306,11 +323,14 @@ def _look_and_choose(
     began = time.perf_counter()
     chosen = choose(simulation, state, posterior, wanted)
     seconds = time.perf_counter() - began
-    guesses: tuple[float, ...] = ()
+    guesses: tuple[Label, ...] = ()
     bought = chosen
     if state.method.impute:
-        predicted = posterior.predictive(torch.as_tensor(simulation.x[list(chosen)])).mean
-        guesses = tuple(predicted.double().tolist())
+        predictive = posterior.predictive(torch.as_tensor(simulation.x[list(chosen)]))
+        if classes is None:
+            guesses = tuple(predictive.mean.double().tolist())
+        else:
+            guesses = tuple(classes[predictive.probs.argmax(1).cpu().numpy()].tolist())
         waiting = (*(row for row, _ in state.guesses), *chosen)
         labels = len(state.labelled) + len(waiting)
         complete = len(waiting) == simulation.batch or labels == simulation.first + simulation.budget

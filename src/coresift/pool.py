@@ -6,6 +6,7 @@ Nothing in the library asks for all rows at once.
 
 from __future__ import annotations
 
+import math
 import mmap
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +27,8 @@ from coresift.types import Chunk, InputError
 # Rows computed on at a time, whatever the pool's own chunks: a batch is then the same, bit for bit,
 # on any chunk size.
 BLOCK = 8192
+# Numbers in a chunk, at most: 64 MB of float64.
+_CHUNK_NUMBERS = 2**23
 
 
 @runtime_checkable
@@ -47,8 +50,8 @@ class ArrayPool:
     """Rows of an array, a tensor or a memory-mapped ``.npy`` file.
 
     A chunk of a NumPy array is copied only when it is read, and what a memory map has read is let go again:
-    the process stays small however large the file. Sent to another process, a memory map travels as the name
-    of its file.
+    the process stays small however large the file. Of long rows, such as images, a chunk has fewer. Sent to
+    another process, a memory map travels as the name of its file.
 
     >>> pool = ArrayPool(np.arange(6.0).reshape(3, 2), chunk_size=2)
     >>> [(chunk.start, chunk.x.tolist()) for chunk in pool.chunks()]
@@ -86,8 +89,9 @@ class ArrayPool:
 
     def chunks_from(self, start: int) -> Iterator[Chunk]:
         """The chunks from row ``start`` on."""
-        for first in range(start, len(self), self.chunk_size):
-            rows = as_float(self.rows[first : first + self.chunk_size])
+        size = min(self.chunk_size, max(1, _CHUNK_NUMBERS // max(1, math.prod(self.rows.shape[1:]))))
+        for first in range(start, len(self), size):
+            rows = as_float(self.rows[first : first + size])
             _let_go(self.rows)
             yield Chunk(first, rows)
 

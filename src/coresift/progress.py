@@ -1,4 +1,6 @@
-"""One progress bar for all that may take long: on a terminal, once it has taken two seconds."""
+"""What is shown of all that may take long: on a terminal one bar, once it has taken two seconds; in a log,
+where asked for, a line now and then.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from rich.errors import LiveError
 from rich.progress import Progress
 
 PATIENCE = 2.0
+PAUSE = 10.0
 
 
 @contextmanager
@@ -40,3 +43,20 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     finally:
         if progress.live.is_started:  # else stopping would print an empty line
             progress.stop()
+
+
+def now_and_then(say: Callable[[str], None]) -> Callable[[str], None]:
+    """The same, but deaf for `PAUSE` seconds at first and after each line, so that logs stay short.
+
+    >>> now_and_then(print)("too early")
+    """
+    last = time.monotonic()
+
+    def say_sometimes(line: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= PAUSE:
+            last = now
+            say(line)
+
+    return say_sometimes

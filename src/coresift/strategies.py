@@ -403,7 +403,8 @@ def _array(values: Any, name: str, axes: str) -> Any:
     except ValueError:
         raise InputError(f"{name} has rows of different lengths, expected an array ({axes})") from None
     if array.ndim != axes.count(",") + 1:
-        raise InputError(f"{name} has shape {tuple(array.shape)}, expected ({axes})")
+        alone = f"; of a single model, pass {name}[None]" if array.ndim == axes.count(",") else ""
+        raise InputError(f"{name} has shape {tuple(array.shape)}, expected ({axes}){alone}")
     return array
 
 

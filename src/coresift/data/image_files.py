@@ -135,6 +135,9 @@ def read_arrays(paths: Sequence[Path], shape: Shape | None = None) -> Arrays:
     content = "arrays x, y, test_x and test_y of plain types, not of objects"
     # Opened here, since numpy leaves a broken file open.
     with reading(path, content), path.open("rb") as file, np.load(file) as arrays:
+        missing = [name for name in ("x", "y", "test_x", "test_y") if name not in arrays]
+        if missing:
+            raise InputError(f"{path} lacks {', '.join(missing)}; it should hold {content}")
         return arrays["x"], arrays["y"], arrays["test_x"], arrays["test_y"]
 
 

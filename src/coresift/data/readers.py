@@ -19,27 +19,30 @@ Numbers: TypeAlias = npt.NDArray[np.float32 | np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A regression problem.
+    """Rows, and what is to be predicted of them.
 
     Attributes
     ----------
     name : for headings.
     x : (N, d) features in float64, or in float32 where the table is large or the file was.
-    y : (N,) targets.
+    y : (N,) targets; of words, their places among ``classes``.
     target : what ``y`` is, with its unit, for axes.
+    classes : the words that the file has for targets, sorted; ``None`` where they are numbers.
     """
 
     name: str
     x: Numbers
     y: Floats
     target: str
+    classes: tuple[str, ...] | None = None
 
 
 def read_own(path: Path, target: str | None = None) -> Table:
     """Read a ``.csv`` file with a header, a ``.parquet`` or an ``.npz`` file.
 
-    ``target`` names the column to predict, by default the last; all others are features, except an index that
-    pandas wrote to a ``.parquet`` file. Of an ``.npz`` file, see `read_npz`, it is only the name for axes.
+    ``target`` names the column to predict, by default the last: numbers, or words, which are classes. All
+    others are features, except an index that pandas wrote to a ``.parquet`` file. Of an ``.npz`` file, see
+    `read_npz`, it is only the name for axes.
     """
     kind = path.suffix.lower()
     if kind == ".npz":
@@ -53,18 +56,22 @@ def read_own(path: Path, target: str | None = None) -> Table:
 
 
 def read_npz(path: Path, target: str = "y") -> Table:
-    """Read arrays ``x`` (N, d) and ``y`` (N,)."""
+    """Read arrays ``x`` (N, d) and ``y`` (N,), numbers or words."""
     try:
         with np.load(path) as arrays:
             x, y = arrays["x"], arrays["y"]
     except (OSError, ValueError, KeyError, BadZipFile) as error:
         raise InputError(f"cannot read {path}: {error}; it should hold arrays x and y of numbers") from None
+    classes = None
+    if y.dtype.kind == "U":
+        classes, y = _encoded(y)
     if x.ndim != 2 or y.shape != x.shape[:1] or not all(array.dtype.kind in "fiub" for array in (x, y)):
         raise InputError(
             f"{path} holds x of shape {x.shape} and type {x.dtype} and y of shape {y.shape} and type "
             f"{y.dtype}, expected numbers of shapes (N, d) and (N,)"
         )
-    return _checked(path, x if x.dtype == np.float32 else x.astype(np.float64), y, range(x.shape[1]), target)
+    x = x if x.dtype == np.float32 else x.astype(np.float64)
+    return _checked(path, x, y, range(x.shape[1]), target, classes)
 
 
 def read_spaced(path: Path) -> Table:
@@ -156,6 +163,14 @@ def _from_arrow(path: Path, columns: Any, target: str, dtype: npt.DTypeLike = np
     names = columns.column_names
     if target not in names:
         raise InputError(f"{path} has no column {target!r}; it has {', '.join(names)}")
+    classes = None
+    if types.is_string(columns.field(target).type) or types.is_large_string(columns.field(target).type):
+        words = np.array([word or "" for word in columns.column(target).to_pylist()])
+        empty = np.flatnonzero(np.char.strip(words) == "")
+        if len(empty):
+            raise InputError(f"{path} has no {target!r} in row {empty[0]}; drop such rows first")
+        classes, codes = _encoded(words)
+        columns = columns.set_column(names.index(target), target, [codes])
     # A column of the type null is a number missing from every row, and named as such later.
     numeric = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
     for field in columns.schema:
@@ -173,10 +188,23 @@ def _from_arrow(path: Path, columns: Any, target: str, dtype: npt.DTypeLike = np
             place[start:stop] = column.to_numpy(zero_copy_only=False)
         start = stop
     names.remove(target)
-    return _checked(path, x, y, names, target)
+    return _checked(path, x, y, names, target, classes)
 
 
-def _checked(path: Path, x: Numbers, y: npt.NDArray[Any], names: Sequence[Any], target: str) -> Table:
+def _encoded(words: npt.NDArray[np.str_]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+    """Different words, sorted, and the place (N,) of each word among them."""
+    classes, codes = np.unique(words, return_inverse=True)
+    return tuple(classes.tolist()), codes
+
+
+def _checked(
+    path: Path,
+    x: Numbers,
+    y: npt.NDArray[Any],
+    names: Sequence[Any],
+    target: str,
+    classes: tuple[str, ...] | None = None,
+) -> Table:
     """The table, if it has rows and features and none of its numbers is missing."""
     if x.size == 0:
         raise InputError(f"{path} holds {x.shape[0]} rows of {x.shape[1]} features")
@@ -188,4 +216,4 @@ def _checked(path: Path, x: Numbers, y: npt.NDArray[Any], names: Sequence[Any], 
                 f"{path} holds {numbers[row, column]} in row {row}, column {labels[column]!r}; "
                 "drop or impute such rows first"
             )
-    return Table(path.stem, x, y.astype(np.float64), target)
+    return Table(path.stem, x, y.astype(np.float64), target, classes)

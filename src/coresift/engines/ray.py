@@ -102,7 +102,8 @@ def _import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise InputError("a pool in shards needs Ray: pip install coresift[ray]") from None
+        message = 'a pool in shards needs Ray: pip install ".[ray]" in the folder of the clone'
+        raise InputError(message) from None
     return ray
 
 

@@ -61,6 +61,11 @@ class BatchMap:
             raise InputError(f"budget is {budget}, expected from 2 to the {len(pool)} points of the pool")
         rows, labels = simulation.known(state)
         (model,) = simulation.model.fit_many([(simulation.x[rows], labels)], [seed])
+        if not hasattr(model, "classes_") or not hasattr(model.posterior_, "features"):
+            raise InputError(
+                f"a map shows classes and a model's features, but {type(model).__name__} has not both; "
+                "take a neural linear model of images"
+            )
         features = model.posterior_.features(torch.as_tensor(simulation.x[pool])).double().cpu().numpy()
         chosen = {
             name: choose(simulation, replace(state, method=method), model.posterior_, budget)
@@ -91,14 +96,15 @@ class BatchMap:
         """The batches on a map by t-SNE, beside each other."""
         from sklearn.manifold import TSNE
 
-        places = TSNE(random_state=seed, init="pca", perplexity=30).fit_transform(self.features)
+        perplexity = min(30.0, (len(self.features) - 1) / 3)
+        places = TSNE(random_state=seed, init="pca", perplexity=perplexity).fit_transform(self.features)
         with style():
             figure = Figure(figsize=(4.4 * len(self.batches), 4.9))
             panels = figure.subplots(1, len(self.batches), squeeze=False)[0]
             for axes, (name, batch) in zip(panels, self.batches.items(), strict=True):
-                for number in np.unique(self.classes):
-                    of_class = places[self.classes == number]
-                    colour = COLOURS[int(number) % len(COLOURS)]
+                for number, label in enumerate(np.unique(self.classes)):
+                    of_class = places[self.classes == label]
+                    colour = COLOURS[number % len(COLOURS)]
                     axes.scatter(*of_class.T, s=3, color=colour, alpha=0.25, linewidths=0)
                 axes.scatter(*places[batch].T, s=16, color=INK, edgecolors="white", linewidths=0.5)
                 axes.set_title(name)

@@ -144,6 +144,27 @@ class Results:
         """Of the measure, at equal labels or at equal refits."""
         return Estimate.over(self._shown(np.array([*self.errors(method, along).values()])))
 
+    @property
+    def few_seeds(self) -> bool:
+        """Whether classes, whose models are costly, have too few seeds for the Wilcoxon test to tell."""
+        ranked = self.ranked()
+        needed = seeds_needed(max(len(ranked) - 1, 1))
+        return self.classes and any(len(self.runs[name]) < needed for name in ranked)
+
+    def pairs(self, reference: str) -> list[Pair]:
+        """The other methods against the reference, at equal labels; with few seeds by t-tests as well."""
+        errors = {name: self.errors(name) for name in self.ranked()}
+        return compare_pairs(errors, reference, if_normal=self.few_seeds) if reference in errors else []
+
+    def in_step(self) -> bool:
+        """Whether all runs had the same labels after the same refits, all along."""
+        ways = {
+            tuple((turn.fits, turn.labels) for turn in run.rounds)
+            for runs in self.runs.values()
+            for run in runs.values()
+        }
+        return len(ways) == 1
+
     def label_grid(self) -> list[int]:
         """The numbers of labels at which the methods with full batches were fitted."""
         shortest = min(

@@ -18,7 +18,9 @@ from coresift.loop import Method, Simulation
 from coresift.models import (
     DropoutClassifier,
     DropoutRegressor,
+    EnsembleClassifier,
     EnsembleRegressor,
+    LaplaceClassifier,
     LaplaceRegressor,
     NeuralLinearClassifier,
     NeuralLinearRegressor,
@@ -33,7 +35,13 @@ MODELS: dict[str, type[Any]] = {
     "dropout": DropoutRegressor,
     "laplace": LaplaceRegressor,
 }
-# The same for images.
+# The same for classes, in tables and of images.
+CLASSIFIERS: dict[str, type[Any]] = {
+    "neural-linear": NeuralLinearClassifier,
+    "ensemble": EnsembleClassifier,
+    "dropout": DropoutClassifier,
+    "laplace": LaplaceClassifier,
+}
 IMAGE_MODELS: dict[str, type[Any]] = {"neural-linear": NeuralLinearClassifier, "dropout": DropoutClassifier}
 # The paper has no calibration.
 _DEFAULTS: dict[str, dict[str, Any]] = {"neural-linear": {"calibration_folds": 0}}
@@ -70,12 +78,13 @@ class Experiment:
     Attributes
     ----------
     data, methods : by the names they have in the results.
-    kind : a name in `MODELS`, or for images in `IMAGE_MODELS`.
+    kind : a name in `MODELS`, for classes in `CLASSIFIERS`, or for images in `IMAGE_MODELS`.
     model : its options; instead of modules, which TOML cannot hold, the ``widths`` of an `MLP`, or for images
         the ``width`` of a `ResNet18`, and ``padding`` and ``flip`` of an `Augment`.
     seeds : how many runs of each method, with the seeds 0, 1, ...
     first, batch, budget, test_share : see `Simulation`; images have a test set of their own. ``first`` may be
         "all", with a ``budget`` of zero, for what a model is worth with every label.
+    task : what tables are for; images are classified.
     """
 
     data: Mapping[str, Source]
@@ -87,6 +96,7 @@ class Experiment:
     batch: int = 10
     budget: int = 100
     test_share: float = 0.2
+    task: Literal["regression", "classification"] = "regression"
 
     def __post_init__(self) -> None:
         if (self.first == "all") != (self.budget == 0):
@@ -114,7 +124,7 @@ class Experiment:
             raise InputError(f"{path} is not TOML: {error}") from None
         _check_kinds(described)
         numbers = {"seeds", "first", "batch", "budget", "test_share"}
-        _check_words(described, {"data", "methods", "method", "model", *numbers}, str(path))
+        _check_words(described, {"data", "methods", "method", "model", "task", *numbers}, str(path))
         model = dict(described.get("model", {}))
         kind = model.pop("kind", "neural-linear")
         named = _by_name(described.get("data", {}))
@@ -127,7 +137,11 @@ class Experiment:
             raise InputError(
                 f"{path} has both images and tables; they need models of their own, and a file each"
             )
-        models = IMAGE_MODELS if images else MODELS
+        if images and "test_share" in described:
+            raise InputError(f"{path}: images have a test set of their own; leave out test_share")
+        task = described.get("task", "classification" if images else "regression")
+        _check_words([task], {"classification"} if images else {"classification", "regression"}, "task")
+        models = IMAGE_MODELS if images else CLASSIFIERS if task == "classification" else MODELS
         _check_words([kind], set(models), "model.kind")
         instead = _INSTEAD_FOR_IMAGES if images else _INSTEAD
         options = {*models[kind]().get_params(), *instead} - _NOT_OPTIONS
@@ -136,6 +150,7 @@ class Experiment:
         for name, source in named.items():
             _check_words(source, {"model"} if images else {"target", "model"}, f"[data.{name}]")
             _check_words(source.get("model", {}), options, f"[data.{name}] model")
+            _check_values({**model, **source.get("model", {})})
             short = Path(name).stem
             if short in data:
                 raise InputError(f"{data[short].table} and {name} would both be {short!r} in the results")
@@ -152,9 +167,8 @@ class Experiment:
             method.resolved()  # raises where its strategy or an option is unknown
         if not data or not methods:
             raise InputError(f"{path} must name at least one data set and one method")
-        return cls(
-            data, methods, kind, model, **{name: described[name] for name in numbers & described.keys()}
-        )
+        protocol = {name: described[name] for name in numbers & described.keys()}
+        return cls(data, methods, kind, model, **protocol, task=task)
 
     def only(self, data: Iterable[str] = (), methods: Iterable[str] = ()) -> Experiment:
         """The part of the experiment with these data sets and methods; all where none are named."""
@@ -168,7 +182,8 @@ class Experiment:
 
     def options(self, data: str) -> dict[str, Any]:
         """The options of the model on a data set."""
-        defaults = {} if self.data[data].of_images else _DEFAULTS.get(self.kind, {})
+        classes = self.data[data].of_images or self.task == "classification"
+        defaults = {} if classes else _DEFAULTS.get(self.kind, {})
         return {**defaults, **self.model, **self.data[data].model}
 
     def settings(self, data: str, method: str, simulation: Simulation) -> dict[str, Any]:
@@ -188,6 +203,7 @@ class Experiment:
             "batch": self.batch,
             "budget": self.budget,
             "test_share": self.test_share,
+            **({"task": self.task} if self.task == "classification" and not simulation.one_by_one else {}),
             # Runs that do not go side by side are the same with more of them.
             **({} if simulation.one_by_one else {"seeds": self.seeds}),
         }
@@ -202,16 +218,22 @@ class Experiment:
         if source.of_images:
             return self._on_images(data, folder, device)
         table = load_table(source.table, folder, source.target)
+        classes = self.task == "classification"
+        if table.classes and not classes:
+            raise InputError(
+                f"column {table.target!r} of {source.table} holds words; to predict classes, write "
+                "task = 'classification' at the top of the experiment's file"
+            )
         options = self.options(data)
         if "widths" in options:
             widths = options.pop("widths")
             if not isinstance(widths, list) or not all(isinstance(width, int) for width in widths):
                 raise InputError(f"widths is {widths!r}, expected a list of whole numbers such as [30, 30]")
             options["network"] = partial(MLP, widths=tuple(widths))
-        model = MODELS[self.kind](**options, device=device, progress=False)
+        model = (CLASSIFIERS if classes else MODELS)[self.kind](**options, device=device, progress=False)
         return Simulation(
             table.x,
-            table.y,
+            table.y.astype(int) if table.classes else table.y,
             model,
             first=len(table.x) - round(self.test_share * len(table.x)) if self.first == "all" else self.first,
             batch=self.batch,
@@ -262,6 +284,16 @@ def _check_kinds(described: Mapping[str, Any]) -> None:
     for name, value in tables.items():
         if not isinstance(value, dict):
             raise InputError(f"{name} is {value!r}, expected a table: options below a line [{name}]")
+
+
+def _check_values(model: Mapping[str, Any]) -> None:
+    """Raise where an option that stands for a module is of another kind than the module wants."""
+    for name, least in (("width", 1), ("padding", 0)):
+        value = model.get(name, least)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"[model] {name} is {value!r}, expected a whole number of at least {least}")
+    if not isinstance(model.get("flip", True), bool):
+        raise InputError(f"[model] flip is {model['flip']!r}, expected true or false")
 
 
 def _check_words(words: Iterable[str], known: set[str], where: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +17,6 @@ from coresift.experiments.comparison import (
     Estimate,
     Results,
     Standing,
-    compare_pairs,
     seeds_needed,
     standings,
 )
@@ -77,7 +77,7 @@ def write_report(
     sort, measures = _SORTS[sorts]
     parts, end = _origin(folder)
     for classes, ranking in rankings.items():
-        parts += _overview(ranking, classes)
+        parts += _overview(ranking, everything, classes)
     compared = f" {_HOW}" if any(_compares(results) for results in everything) else ""
     parts.append(f"{measures}, mean ± standard error over seeds.{compared}")
     for results in everything:
@@ -171,13 +171,13 @@ def _origin(folder: Path) -> tuple[list[Part], list[Part]]:
     return [" ".join(lines)] if lines else [], end
 
 
-def _overview(ranking: Sequence[Standing], classes: bool) -> list[Part]:
+def _overview(ranking: Sequence[Standing], everything: Sequence[Results], classes: bool) -> list[Part]:
     if [standing.method for standing in ranking] == ["random"]:
         return []
     if not ranking:
         which = " by accuracy" if classes else ""
         return [f"There is no ranking{which} yet: it needs a finished run of random on some data set."]
-    best, names = ranking[0], sorted({name for standing in ranking for name in standing.at_labels})
+    names = sorted({name for standing in ranking for name in standing.at_labels})
     rows = [
         [
             standing.method,
@@ -186,15 +186,8 @@ def _overview(ranking: Sequence[Standing], classes: bool) -> list[Part]:
         ]
         for standing in ranking
     ]
-    at_labels, at_refits = best.overall
-    words = (
-        f"it is wrong {at_labels:.2f} times as often as random"
-        if classes
-        else f"its error is {at_labels:.2f} times that of random"
-    )
     return [
-        f"The most accurate at equal labels is {best.method}: {words} ({at_refits:.2f} times at equal "
-        f"refits), in geometric mean over {', '.join(best.at_labels)}.",
+        _headline(ranking[0], everything, classes),
         Table(
             ["method", "equal labels", "equal refits", *names],
             rows,
@@ -203,6 +196,38 @@ def _overview(ranking: Sequence[Standing], classes: bool) -> list[Part]:
             "labels. Methods that lack data sets, or have one seed where others have more, stand last.",
         ),
     ]
+
+
+def _headline(best: Standing, everything: Sequence[Results], classes: bool) -> str:
+    """Which method is the most accurate, by how much, and whether that may be luck."""
+    names, (at_labels, at_refits) = list(best.at_labels), best.overall
+    where = f"on {names[0]}" if len(names) == 1 else f"in geometric mean over {', '.join(names)}"
+    if best.method == "random":
+        return f"The most accurate at equal labels is random itself, {where}."
+    words = (
+        f"it is wrong {at_labels:.2f} times as often as random"
+        if classes
+        else f"its error is {at_labels:.2f} times that of random"
+    )
+    return (
+        f"The most accurate at equal labels is {best.method}: {words} ({at_refits:.2f} times at equal "
+        f"refits), {where}. {_tested(best.method, [each for each in everything if each.data in names])}"
+    )
+
+
+def _tested(method: str, everything: Sequence[Results]) -> str:
+    """What the paired tests say of a method, over all data sets."""
+    pairs = [pair for results in everything for pair in results.pairs("random") if pair.method == method]
+    if not pairs:
+        return "Whether that is luck is not tested, which takes two seeds that both have finished."
+    verdicts = Counter(pair.verdict for pair in pairs)
+    verdicts["not tested against random"] = len(everything) - len(pairs)
+    each = [
+        verdict if len(everything) == 1 else f"{verdict} ({count} of {len(everything)} data sets)"
+        for verdict, count in verdicts.most_common()
+        if count
+    ]
+    return f"By the paired tests below, it is {'; '.join(each)}."
 
 
 # What stands under each data set.
@@ -314,12 +339,8 @@ def _count(values: Iterable[int]) -> str:
 
 def _pairs(results: Results) -> list[Table]:
     """Paired comparisons with random, and with the best method."""
-    ranked = results.ranked()
-    errors = {name: results.errors(name) for name in ranked}
-    needed = seeds_needed(max(len(ranked) - 1, 1))
-    few = results.classes and any(len(each) < needed for each in errors.values())
-    tables = []
-    for reference in dict.fromkeys(["random", *ranked[:1]]):
+    few, tables = results.few_seeds, []
+    for reference in dict.fromkeys(["random", *results.ranked()[:1]]):
         note = "" if reference == "random" else ", the best by these same figures, which flatter it a little"
         rows = [
             [
@@ -333,7 +354,7 @@ def _pairs(results: Results) -> list[Table]:
                 ),
                 pair.verdict,
             ]
-            for pair in (compare_pairs(errors, reference, if_normal=few) if reference in errors else ())
+            for pair in results.pairs(reference)
         ]
         measure = "Accuracy" if results.classes else "RMSE"
         caption = f"{measure} less that of {reference}{note}; in pairs, at equal labels."
@@ -419,26 +440,25 @@ def _curves(results: Results, show: Sequence[str], top: Estimate | None) -> Pict
     labels = results.label_grid()
     refits = {name: results.refit_grid(name) for name in names}
     beyond = max(grid[-1] for grid in refits.values()) > results.refits > 0
+    panels = [CurvePanel("labels", {name: (labels, results.curve(name, "labels", labels)) for name in names})]
+    along = "labels"
+    if not results.in_step():  # else the same curves would be drawn twice
+        curves = {name: (grid, results.curve(name, "fits", grid)) for name, grid in refits.items()}
+        panels.append(CurvePanel("refits", curves, stretched=results.refits if beyond else None))
+        along = "labels and against refits"
     figure = curve_panels(
-        [
-            CurvePanel("labels", {name: (labels, results.curve(name, "labels", labels)) for name in names}),
-            CurvePanel(
-                "refits",
-                {name: (grid, results.curve(name, "fits", grid)) for name, grid in refits.items()},
-                stretched=results.refits if beyond else None,
-            ),
-        ],
+        panels,
         f"test {results.measure}, {results.data}",
         shares=results.classes,
         level=None if top is None else ("all labels", top.mean),
     )
     caption = (
-        f"Test {'accuracy' if results.classes else 'error'} against labels and against refits: means over "
-        "seeds, bands of two standard errors. Where a run has no fit, its last one before counts."
+        f"Test {'accuracy' if results.classes else 'error'} against {along}: means over seeds, bands of two "
+        "standard errors. Where a run has no fit, its last one before counts."
     )
     if results.classes:
         caption += " The first fit, which all have in common, may lie below the picture."
-    if beyond or not results.classes:
+    if beyond:
         caption += (
             f" A dotted line stands at the {results.refits} refits of methods with full batches; beyond it "
             "the axis is logarithmic."

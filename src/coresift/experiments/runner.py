@@ -22,6 +22,7 @@ import coresift
 from coresift.experiments.config import Experiment
 from coresift.experiments.store import Log
 from coresift.loop import Begun, Round, Simulation, State, step
+from coresift.progress import now_and_then
 from coresift.report.figures import standard_error
 from coresift.types import InputError
 
@@ -152,7 +153,10 @@ def _recorded(
 def _display(
     data: str, names: Sequence[str], simulation: Simulation
 ) -> Iterator[Callable[[Mapping[Run, State], Mapping[Run, Round]], None]]:
-    """A bar for each method, by labels bought, with its latest RMSE or accuracy and the time left."""
+    """A bar for each method, by labels bought, with its latest RMSE or accuracy and the time left.
+
+    Where nobody watches there is a line at each method's end and, now and then, on the one furthest behind.
+    """
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -165,7 +169,14 @@ def _display(
         tasks = {name: progress.add_task(f"{data} {name}", total=1.0, latest="") for name in names}
         finished: set[str] = set()
 
+        def say(line: str) -> None:
+            if not console.is_terminal:
+                console.print(line, soft_wrap=True)
+
+        say_sometimes = now_and_then(say)
+
         def show(states: Mapping[Run, State], last: Mapping[Run, Round]) -> None:
+            going: list[tuple[float, str]] = []
             for name, task in tasks.items():
                 mine = [run for run in states if run[0] == name]
                 if not any(run in last for run in mine):
@@ -176,14 +187,18 @@ def _display(
                 spread = f" ± {standard_error(errors):.3f}" if len(errors) > 1 else ""
                 classes = any(last[run].accuracy is not None for run in mine if run in last)
                 measured = f"accuracy {1 - errors.mean():.3f}" if classes else f"RMSE {errors.mean():.3f}"
-                latest = f"{simulation.first + bought:.0f} labels, {measured}{spread}"
+                learned = np.mean([last[run].labels for run in mine if run in last])  # not what came in since
+                latest = f"{learned:.0f} labels, {measured}{spread}"
                 # The last fit counts as much as a batch.
                 share = (bought + simulation.batch * done) / (simulation.budget + simulation.batch)
                 progress.update(task, completed=share, latest=latest)
-                if done and name not in finished:
+                if not done:
+                    going.append((share, f"{data} {name}: {share:.0%}, {latest}"))
+                elif name not in finished:
                     finished.add(name)
-                    if not console.is_terminal:
-                        console.print(f"{data} {name}: {len(mine)} seeds, {latest}", soft_wrap=True)
+                    say(f"{data} {name}: {len(mine)} seeds, {latest}")
+            if going:
+                say_sometimes(min(going)[1])
 
         yield show
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -57,9 +58,8 @@ class Log:
             return
         before = self.settings()
         if before != settings:
-            changed = sorted(name for name in {*before, *settings} if before.get(name) != settings.get(name))
             raise InputError(
-                f"{self.path} was made with other settings ({', '.join(changed)}); "
+                f"{self.path} was made with other settings ({'; '.join(_changes(before, settings))}); "
                 "name another folder with --out, or remove that file"
             )
 
@@ -161,6 +161,16 @@ def read(folder: Path) -> list[Record]:
         for path in logs
         for seed, rounds in sorted(Log(path).rounds().items())
     ]
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    """What differs, in words: ``model.epochs 2, now 3``."""
+    for name in sorted({*before, *now}):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _changes(old, new, f"{within}{name}.")
+        elif old != new:
+            yield f"{within}{name} {reprlib.repr(old)}, now {reprlib.repr(new)}"
 
 
 def _described(turn: Round) -> dict[str, Any]:

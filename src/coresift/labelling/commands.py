@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ProjectFolder = Annotated[Path, typer.Argument(metavar="PROJECT", help="The project's folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
-# New classes that are named after an ingest; the others are counted.
+# Classes that are named in one line; the others are counted.
 _SHOWN_CLASSES = 10
 
 
@@ -100,9 +100,8 @@ def init(
 
     if task not in (None, "regression", "classification"):
         raise InputError(f"--task is {task!r}, expected regression or classification")
-    reading = Reading(
-        str(pool.absolute()), id_column, target, _names(features), text=text, cost=cost, group=group
-    )
+    listed = (features,) if features else ()  # which commas are part of a name, only the pool can tell
+    reading = Reading(str(pool.absolute()), id_column, target, listed, text=text, cost=cost, group=group)
     with Project.create(
         project,
         reading,
@@ -191,7 +190,7 @@ def select(
             f"round {made.number}: {len(made.batch)} items by {made.strategy}, after {made.labels} labels"
             + (" (chosen before, and nothing came in since)" if again else "")
         ]
-        shortage = _shortage(opened, made)
+        shortage = _shortage(opened, made, out)
         if shortage is not None:
             lines.append(shortage)
         if made.notes.get("cold"):
@@ -208,14 +207,17 @@ def select(
         _say(json, facts, *lines)
 
 
-def _shortage(project: Project, made: Round) -> str | None:
+def _shortage(project: Project, made: Round, out: Path | None) -> str | None:
     """Why a batch has fewer items than were asked for; nothing where it has as many."""
     size, asked = len(made.batch), made.asked
     if asked["batch_size"] is None or size >= asked["batch_size"]:
         return None
     some = f"only {size} {'item was' if size == 1 else 'items were'}"
     if not project.ledger.counts()["unlabelled"]:
-        return f"{some} left, not {asked['batch_size']}"
+        # Asked the same again, select gives the same batch, with a file of it this time.
+        first = "" if out else ", ask again with --out batch.csv and then"
+        undo = f"to undo this{first}: coresift reopen {project.folder} @{out or 'batch.csv'}"
+        return f"{some} left, not {asked['batch_size']}; {undo}"
     if asked["budget"] is not None or asked["per_group"] is not None:
         return f"{some} within the limits, not {asked['batch_size']}"
     return f"{some} looked at, not {asked['batch_size']}; --more brings further ones"
@@ -267,7 +269,7 @@ def ingest(
     from coresift.labelling.project import Project
 
     with Project(project) as opened:
-        ingested, new_classes = opened.ingest_file(file, wait)
+        ingested, new_classes, known = opened.ingest_file(file, wait)
         changed = asdict(ingested)
         counts = opened.ledger.counts()
         words = {
@@ -283,19 +285,31 @@ def ingest(
             {**changed, "counts": counts, "new_classes": new_classes},
             f"{file}: {said or 'no answers in it'}",
             f"{counts['labelled']:,} labels now, {counts['pending']:,} items still out",
-            *_about_new_classes(new_classes),
+            *_about_new_classes(new_classes, known),
         )
 
 
-def _about_new_classes(counts: Mapping[str, int]) -> list[str]:
+def _about_new_classes(counts: Mapping[str, int], known: Sequence[str]) -> list[str]:
+    from coresift.labelling.files import nearest_class
+
     if not counts:
         return []
-    some = list(counts.items())[:_SHOWN_CLASSES]
-    shown = [f"{name if len(name) <= 60 else f'{name[:57]}...'!r} ({count})" for name, count in some]
-    more = f" and {len(counts) - len(shown)} more" if len(counts) > len(shown) else ""
+    meant = {name: nearest_class(name, known) for name in list(counts)[:_SHOWN_CLASSES]}
+    asked = {name: f", did you mean {_short(near)}?" for name, near in meant.items() if near}
     return [
-        f"new classes: {', '.join(shown)}{more}; if that is a mistake, correct the file and ingest it again"
+        f"new classes: {_listed(counts, asked)}; if that is a mistake, correct the file and ingest it again"
     ]
+
+
+def _listed(counts: Mapping[str, int], asked: Mapping[str, str]) -> str:
+    """Classes with how many labels they have, and what is to be asked about them."""
+    some = list(counts.items())[:_SHOWN_CLASSES]
+    shown = ", ".join(f"{_short(name)} ({count:,}{asked.get(name, '')})" for name, count in some)
+    return shown + (f" and {len(counts) - len(some):,} more" if len(counts) > len(some) else "")
+
+
+def _short(name: str) -> str:
+    return repr(name if len(name) <= 60 else f"{name[:57]}...")
 
 
 def status(project: ProjectFolder, json: Json = False) -> None:
@@ -308,6 +322,11 @@ def status(project: ProjectFolder, json: Json = False) -> None:
         waiting: dict[int, int] = {}
         for number, _ in ledger.pending():
             waiting[number] = waiting.get(number, 0) + 1
+        classes: dict[str, int] = {}
+        if settings["task"] == "classification":
+            # Those that were named at the start are worth knowing without a label too.
+            classes = ledger.label_counts()
+            classes |= {name: 0 for name in settings["classes"] or () if name not in classes}
     described = [
         {
             "round": one.number,
@@ -322,11 +341,13 @@ def status(project: ProjectFolder, json: Json = False) -> None:
     ]
     if json:
         told = {name: settings[name] for name in ("task", "target")}
-        _say(True, {**told, "counts": counts, "rounds": described})
+        _say(True, {**told, "counts": counts, "classes": classes, "rounds": described})
         return
     pool = settings["reading"]["path"]
     typer.echo(f"{project}: {settings['task']} of {settings['target']}, from {pool}")
     typer.echo(", ".join(f"{count:,} {state}" for state, count in counts.items()))
+    if classes:
+        typer.echo(f"classes: {_listed(classes, {})}")
     if described:
         table = Table("round", "chosen", "strategy", "labels", "items", "out", "seconds", box=SIMPLE_HEAD)
         for one in described:

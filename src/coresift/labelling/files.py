@@ -315,10 +315,18 @@ def _class(where: str, text: str, classes: Collection[str] | None) -> str:
     label = text if classes is not None and text in classes else _unguarded(text).strip()
     if classes is None or label in classes:
         return label
-    alike = {name.lower(): name for name in classes}
-    nearest = get_close_matches(label.lower(), alike, n=1)
-    hint = f"did you mean {alike[nearest[0]]!r}?" if nearest else f"they are {_shown(', '.join(classes))}"
+    nearest = nearest_class(label, classes)
+    hint = f"did you mean {nearest!r}?" if nearest else f"they are {_shown(', '.join(classes))}"
     raise InputError(f"{where}: {_shown(label)} is none of the {len(classes)} classes; {hint}")
+
+
+def nearest_class(label: str, classes: Collection[str]) -> str | None:
+    """The class that somebody may have meant, if one is nearly that."""
+    alike: dict[str, str] = {}
+    for name in classes:  # where some differ by case alone, the first of them
+        alike.setdefault(name.lower(), name)
+    nearest = get_close_matches(label.lower(), alike, n=1)
+    return alike[nearest[0]] if nearest else None
 
 
 def _time(path: Path, row: _Row, column: str) -> str:

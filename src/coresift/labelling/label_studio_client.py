@@ -66,7 +66,9 @@ class LabelStudio:
         try:
             import httpx
         except ImportError:
-            raise InputError('Label Studio needs httpx: pip install "coresift[labelstudio]"') from None
+            raise InputError(
+                'Label Studio needs httpx: pip install ".[labelstudio]" in the folder of the clone'
+            ) from None
         self.url, loopback = _checked(url, allow_http)
         self.allow_http = allow_http
         # An error about a malformed header would show the token.

@@ -265,6 +265,17 @@ class Ledger:
             for position, label, who, at, first, asked in rows
         ]
 
+    def label_counts(self) -> dict[str, int]:
+        """How many items have which label, the most frequent first, and of these the one that came first."""
+        return dict(
+            self._rows(
+                f"""
+                SELECT label, COUNT(*) FROM events WHERE event IN ({_LATEST}) AND kind = 'labelled'
+                GROUP BY label ORDER BY COUNT(*) DESC, MIN(event)
+                """
+            )
+        )
+
     def pending(self) -> list[tuple[int, Chosen]]:
         """Items that were sent out and have no answer, with their rounds; by round and rank."""
         rows = self._rows(

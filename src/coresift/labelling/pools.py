@@ -7,9 +7,11 @@ numbers, categories, texts and images, which `coresift.labelling.features` makes
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -50,7 +52,8 @@ class Reading:
     id : column with the names of items; by default one called "id" that has no other part here. Without one,
         items are named by their row, from 0.
     target : what to predict; its column may be absent, or filled in some rows only.
-    features : columns to learn from, by default all that have no other part to play here.
+    features : columns to learn from, by default all that have no other part to play here. One text may name
+        several, with commas between.
     text : column of text to learn from.
     cost : column of what a label costs, numbers above zero.
     group : column of groups that items belong to.
@@ -163,7 +166,7 @@ class ItemPool(ABC):
 def open_pool(reading: Reading) -> ItemPool:
     """Open what lies at ``reading.path``, with its names, ids, costs and groups checked."""
     path = Path(reading.path).absolute()
-    reading = replace(reading, path=str(path), features=tuple(dict.fromkeys(reading.features)))
+    reading = replace(reading, path=str(path))
     if path.is_dir():
         return ImageFolder(reading)
     if not path.exists():
@@ -186,8 +189,10 @@ class TablePool(ItemPool):
     def __init__(self, reading: Reading, file: TableFile) -> None:
         self._file = file
         self.kind = "table" if reading.text is None else "text"
-        self._check_columns(reading)
         kinds = file.kinds
+        named_features = [name for text in reading.features for name in _names(text, kinds)]
+        reading = replace(reading, features=tuple(dict.fromkeys(named_features)))
+        self._check_columns(reading)
         # All that have a part to play in one go: another one costs seconds where the file is large.
         parts = {reading.id or "id", reading.target, reading.cost, reading.group}
         columns = self._columns([name for name in kinds if name in parts])
@@ -199,6 +204,7 @@ class TablePool(ItemPool):
             # An "id" beside another that names items is nothing to learn from either.
             others = parts | {reading.text, "id"}
             reading = replace(reading, features=tuple(name for name in file.columns if name not in others))
+            self._check_target(reading)
         self.reading = reading
         self._check_features()
         self.numbers = [name for name in reading.features if kinds[name] in ("number", "date")]
@@ -213,12 +219,26 @@ class TablePool(ItemPool):
         path, kinds = reading.path, self._file.kinds
         for name in (reading.id, reading.text, reading.cost, reading.group, *reading.features):
             if name is not None and name not in kinds:
-                raise InputError(f"{path} has no column {name!r}; it has {', '.join(kinds)}")
+                raise InputError(f"{path} has no column {name!r}; it has {', '.join(map(repr, kinds))}")
         for part, name in (("id", reading.id), ("target", reading.target), ("text", reading.text)):
             if name in reading.features:
                 raise InputError(f"column {name!r} is the {part} of {path}; take it out of the features")
         if reading.text is not None and kinds[reading.text] != "category":
             raise InputError(f"column {reading.text!r} of {path} holds {kinds[reading.text]}, expected text")
+
+    def _check_target(self, reading: Reading) -> None:
+        """Raise where the target is no column, but nearly has the name of one that is a feature by default.
+
+        Most likely that is the target, and a model would learn from what it has to predict.
+        """
+        if reading.target is None or reading.target in self._file.kinds:
+            return
+        near = _nearly_named(reading.target, reading.features)
+        if near is not None:
+            raise InputError(
+                f"{reading.path} has no column {reading.target!r}; did you mean {near!r}? "
+                "if that is a feature, list the columns to learn from with --features"
+            )
 
     def _check_features(self) -> None:
         path, kinds = self.reading.path, self._file.kinds
@@ -229,7 +249,7 @@ class TablePool(ItemPool):
                     "name the features to leave it out"
                 )
         if not self.reading.features and self.reading.text is None:
-            raise InputError(f"{path} has no column to learn from; it has {', '.join(kinds)}")
+            raise InputError(f"{path} has no column to learn from; it has {', '.join(map(repr, kinds))}")
 
     def _columns(self, names: list[str]) -> dict[str, list[str | None]]:
         """What columns hold, as text without spaces around it; ``None`` where that is nothing."""
@@ -446,6 +466,34 @@ def _check_numbers(path: str, numbers: Floats, rows: Rows, names: Sequence[str])
             f"{path} holds {numbers[row, column]} in row {rows[row]}, column {names[column]!r}; "
             "correct it, or leave it empty if it is not known"
         )
+
+
+def _names(text: str, columns: Collection[str]) -> Iterator[str]:
+    """The columns that a text names with commas between; commas that a column's name holds are part of it."""
+    parts, most = text.split(","), 1 + max(name.count(",") for name in columns)
+    while parts:
+        # The longest first, and as it stands first, since names may have spaces around them too.
+        joined = {end: ",".join(parts[:end]) for end in range(min(most, len(parts)), 0, -1)}
+        tried = ((name, end) for end, whole in joined.items() for name in (whole, whole.strip()))
+        name, end = next((one for one in tried if one[0] in columns), (parts[0].strip(), 1))
+        if name:
+            yield name
+        parts = parts[end:]
+
+
+def _nearly_named(name: str, columns: Sequence[str]) -> str | None:
+    """The column with that name but for case, punctuation or a letter or so, if there is one."""
+
+    def digits(name: str) -> str:
+        return re.sub(r"\D", "", name)
+
+    def bare(name: str) -> str:
+        return re.sub(r"[\W_]", "", name.casefold())
+
+    # However alike they look, score_2023 is not a slip for score_2024.
+    alike = {bare(column): column for column in columns if digits(column) == digits(name)}
+    near = get_close_matches(bare(name), alike, n=1, cutoff=0.85)
+    return alike[near[0]] if near else None
 
 
 def _no_ids(values: Sequence[str | None]) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
@@ -306,8 +305,8 @@ class Project:
 
     # Answers.
 
-    def ingest_file(self, path: Path, wait: float = 10.0) -> tuple[Ingested, dict[str, int]]:
-        """Take labels in from a file; what that changed, and how many labels each new class has.
+    def ingest_file(self, path: Path, wait: float = 10.0) -> tuple[Ingested, dict[str, int], list[str]]:
+        """Take labels in from a file; what that changed, how many labels each new class has, and all others.
 
         A class is new if no label had it before. None is where classes were named at the start, or there was
         nothing to compare with.
@@ -316,15 +315,14 @@ class Project:
             before = self._class_counts()
             changed = self.ledger.add_answers(self._answers(path), path.name, _fingerprint_of(path))
             if not before or self.classes is not None:
-                return changed, {}
+                return changed, {}, list(before)
             after = self._class_counts()
-            return changed, {name: count for name, count in after.items() if name not in before}
+            new = {name: count for name, count in after.items() if name not in before}
+            return changed, new, list(before)
 
     def _class_counts(self) -> dict[str, int]:
         """How many items have which class, the most frequent first; numbers are none."""
-        if self.task == "regression":
-            return {}
-        return dict(Counter(one.label for one in self.ledger.labels()).most_common())
+        return {} if self.task == "regression" else self.ledger.label_counts()
 
     def _answers(self, path: Path) -> list[Answer]:
         return read_answers(

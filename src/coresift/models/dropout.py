@@ -14,15 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from coresift.models.estimator import seeded
 from coresift.models.gaussian import check_positive
-from coresift.models.plain import (
-    KnownByNetworks,
-    Likelihood,
-    PlainClassifier,
-    PlainRegressor,
-    seeded,
-)
-from coresift.models.samples import categorical, gaussian, mixture
+from coresift.models.plain import KnownByNetworks, Likelihood, PlainClassifier, PlainRegressor
+from coresift.models.samples import by_blocks, categorical, gaussian, mixture
 from coresift.networks.images import Precision
 from coresift.networks.layers import input_tensor
 from coresift.networks.trainer import Schedule
@@ -113,19 +108,19 @@ class DropoutPosterior:
         return self.likelihood(outputs)
 
     def predictive(self, x: Tensor) -> Distribution:
-        return mixture(self.conditional(x, self._seeds))
+        numbers = self.num_predictive * self.outputs(x[:1], self._seeds[:1]).numel()
+        return by_blocks(lambda rows: mixture(self.conditional(rows, self._seeds)), x, numbers)
 
     @torch.no_grad()
     def outputs(self, x: Tensor, theta: Tensor) -> Tensor:
         """(J, n, ...) the network's outputs with the masks of each seed."""
         where = input_tensor(self.network)
-        x = x.to(where.device, where.dtype)
-        layers = self._record(x[:1])
+        layers = self._record(x[:1].to(where))
         masks = [_draw(layers, int(seed)) for seed in theta]
         together = [torch.stack(each).to(where.device) for each in zip(*masks, strict=True)]
         widest = max(row.numel() for _, row in layers)
         size = max(_WORKING_SET // (len(theta) * widest), 1)
-        return torch.cat([self._masked(rows, together) for rows in torch.split(x, size)], 1)
+        return torch.cat([self._masked(rows.to(where), together) for rows in torch.split(x, size)], 1)
 
     def _masked(self, x: Tensor, masks: list[Tensor]) -> Tensor:
         """(J, n, ...) outputs, with masks (J, ...) in the order in which the layers are called."""

@@ -6,7 +6,8 @@ import copy
 import json
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
-from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
@@ -87,9 +88,9 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _validated(self, X: Any, y: Any, **checks: Any) -> tuple[Tensor, Tensor]:
         """The labelled set as tensors, checked; sets ``n_features_in_`` and what is known of ``y``."""
-        images = self._images(X)
+        images = self._images(X, least=2)
         if images is not None:
-            targets = column_or_1d(y)
+            targets = validate_data(self, "no_validation", y, **checks)
             check_consistent_length(images, targets)
             self.n_features_in_ = images.shape[1]
             return images, self._learn_targets(targets)
@@ -128,7 +129,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
     def _rows(self, X: Any) -> Tensor:
         """Rows to predict for, checked against those that were fitted."""
         check_is_fitted(self)
-        images = self._images(X)
+        images = self._images(X, least=1)
         rows: Any = (
             images
             if images is not None
@@ -142,19 +143,21 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
             )
         return rows if images is not None else torch.as_tensor(np.array(rows))
 
-    def _images(self, X: Any) -> Tensor | None:
-        """Images of bytes (n, channels, height, width), as they are and where they are; else ``None``."""
-        if self._tabular or not isinstance(X, Tensor | np.ndarray) or X.ndim != 4:
+    def _images(self, X: Any, least: int) -> Tensor | None:
+        """Images of bytes (n, channels, height, width), as they are and where they are; else ``None``.
+
+        Raises where there are fewer than ``least``, or where rows of any kind are not in the form they need.
+        """
+        if not isinstance(X, Tensor | np.ndarray):
             return None
-        images = torch.as_tensor(X)
-        if images.dtype != torch.uint8:
+        of_bytes = X.dtype in (torch.uint8, np.uint8)
+        _check_form(tuple(X.shape), self._tabular, of_bytes)
+        if self._tabular or X.ndim != 4 or not of_bytes:
             return None
-        if images.shape[1] > 4 and images.shape[3] in (1, 3, 4):
-            raise InputError(
-                f"images have shape {tuple(images.shape)}, expected (n, channels, height, width); "
-                "bring the channels forward, as np.moveaxis(X, 3, 1) does"
-            )
-        return images
+        if len(X) < least:
+            raise InputError(f"X holds {len(X)} images, expected at least {least}")
+        # torch shares memory only with what it may write to, and with forward strides.
+        return torch.as_tensor(np.require(X, requirements=["C", "W"]) if isinstance(X, np.ndarray) else X)
 
     @property
     def _tabular(self) -> bool:
@@ -179,7 +182,9 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError):
-            raise InputError(f"device is {self.device!r}, which is not to be had here; try 'cpu'") from None
+            raise InputError(
+                f"device is {str(self.device)!r}, but torch finds no such device here; try 'cpu'"
+            ) from None
 
     def _check_option(self, name: str, kind: Any, least: float) -> None:
         value: Any = getattr(self, name)
@@ -216,9 +221,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _fresh_network(self, inputs: int, generator: torch.Generator) -> nn.Module:
         """A feature extractor with new weights, drawn from ``generator``."""
-        # Layers draw from torch's global generator: lend it a seed and give its state back.
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        with seeded(generator):
             if self.network is None:
                 return MLP(inputs)
             # A copy in any case: a function may return the same module each time.
@@ -287,6 +290,9 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         # A module is code; ``augment`` is of no use but to train anew.
         modules = ("network", "augment")
         options = {name: value for name, value in self.get_params(deep=False).items() if name not in modules}
+        options["device"] = str(self.device)
+        if not isinstance(self.random_state, Integral):  # a generator, which is of no use but to train anew
+            options["random_state"] = None
         described = {
             "class": type(self).__name__,
             "options": options,
@@ -327,7 +333,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         if described["feature_names_in"]:
             estimator.feature_names_in_ = np.array(described["feature_names_in"], dtype=object)
         estimator._restore_targets(described["targets"])
-        tensors = load_file(path / "weights.safetensors", device=estimator.device)
+        tensors = load_file(path / "weights.safetensors", device=str(estimator.device))
         estimator._restore(tensors, described["facts"])
         return estimator
 
@@ -407,3 +413,28 @@ class NetworkClassifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc
 
     def _restore_targets(self, described: dict[str, Any]) -> None:
         self.classes_ = np.array(described["classes"], dtype=described["type"])
+
+
+@contextmanager
+def seeded(generator: torch.Generator) -> Iterator[None]:
+    """Lend torch's global generator, from which layers draw, a seed of ``generator``'s."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        yield
+
+
+def _check_form(shape: tuple[int, ...], tabular: bool, of_bytes: bool) -> None:
+    """Raise where rows look like images in a form that would be taken for something else."""
+    if tabular and len(shape) > 2:
+        raise InputError(
+            f"X has shape {shape}, but without a network of their own rows are those of a table; "
+            "for images (n, channels, height, width) pass network=ResNet18"
+        )
+    change = None
+    if len(shape) == 3 and of_bytes and shape[1] > 4:
+        change = "give grey images a channel, as X[:, None] does"
+    # Feature maps, of many channels and few pixels, are in order.
+    if len(shape) == 4 and min(shape[1:3]) > 4 and shape[3] in (1, 3, 4):
+        change = "bring the channels forward, as np.moveaxis(X, 3, 1) does"
+    if change is not None:
+        raise InputError(f"images have shape {shape}, expected (n, channels, height, width); {change}")

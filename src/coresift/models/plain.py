@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from coresift.models.estimator import NetworkClassifier, NetworkEstimator, NetworkRegressor
+from coresift.models.estimator import NetworkClassifier, NetworkEstimator, NetworkRegressor, seeded
 from coresift.models.samples import categorical, gaussian
 from coresift.networks import LabelledStack, Objective, Stack
 from coresift.networks.images import Prepared
@@ -194,14 +193,6 @@ class PlainClassifier(NetworkClassifier, PlainNetworks):
 
     def _restored_likelihood(self, tensors: dict[str, Tensor]) -> Likelihood:
         return categorical
-
-
-@contextmanager
-def seeded(generator: torch.Generator) -> Iterator[None]:
-    """Lend torch's global generator, from which layers draw, a seed of ``generator``'s."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-        yield
 
 
 @dataclass(frozen=True, eq=False)

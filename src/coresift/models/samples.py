@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,11 @@ from coresift.types import InputError
 # A tree or a saturated softmax says "impossible" where it means "not seen": log 0 would make one sample's
 # opinion outweigh everything, so probabilities are floored before they are compared.
 FLOOR = 1e-6
+# Numbers that a predictive holds at a time, over all samples, a block of rows and what is said of each: a
+# quarter of a gigabyte with what is computed on the way. A pool's own blocks of ten classes stay whole.
+_AT_A_TIME = 2**23
+
+Predictive = TypeVar("Predictive", bound=Distribution)
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,19 @@ def mixture(each: Distribution) -> Distribution:
     return MixtureSameFamily(weights, parts)
 
 
+def by_blocks(predictive: Callable[[Tensor], Predictive], x: Tensor, numbers: int) -> Predictive:
+    """``predictive(x)``, of batch shape (n,), from as many rows at a time as fit into memory.
+
+    Parameters
+    ----------
+    predictive : a function of rows alone, in one of the forms of `mixture`.
+    numbers : what one row takes on the way: for each sample, what it says of the row.
+    """
+    size = max(_AT_A_TIME // numbers, 1)
+    joined: Predictive = _end_to_end([predictive(rows) for rows in torch.split(x, size)])
+    return joined
+
+
 def categorical(logits: Tensor) -> Categorical:
     """Classes of probability softmax(logits), as `ClassSamples` would take them: floored, in float64."""
     return Categorical(probs=_floored(logits.double().softmax(-1)), validate_args=False)
@@ -199,6 +217,21 @@ def stack(distributions: list[Distribution]) -> Distribution:
         for name in _names(first)
     }
     return _rebuild(first, stacked)
+
+
+def _end_to_end(parts: list[Any]) -> Any:
+    """One distribution of batch shape (n,) from several of one family, for some of the rows each."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Independent):
+        base = _end_to_end([part.base_dist for part in parts])
+        return Independent(base, first.reinterpreted_batch_ndims, validate_args=False)
+    if isinstance(first, MixtureSameFamily):
+        weights = _end_to_end([part.mixture_distribution for part in parts])
+        return MixtureSameFamily(weights, _end_to_end([part.component_distribution for part in parts]))
+    names = ["probs"] if isinstance(first, Categorical | Bernoulli) else _names(first)
+    return _rebuild(first, {name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
 def _names(distribution: Distribution) -> list[str]:

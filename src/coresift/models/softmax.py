@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from coresift.checks import check_shape
+from coresift.models.samples import by_blocks
 from coresift.types import InputError
 
 # Log probabilities stop here: one that rounds to minus infinity would rule an outcome out for good.
@@ -77,4 +78,7 @@ class SoftmaxPosterior:
         return self.sample(self.num_predictive, torch.Generator().manual_seed(0))
 
     def predictive(self, x: Tensor) -> Categorical:
-        return Categorical(probs=self.conditional(x, self._draws).probs.mean(0), validate_args=False)
+        def mean(rows: Tensor) -> Categorical:
+            return Categorical(probs=self.conditional(rows, self._draws).probs.mean(0), validate_args=False)
+
+        return by_blocks(mean, x, len(self._draws) * len(self.mean))

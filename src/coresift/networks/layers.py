@@ -7,11 +7,21 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from coresift.checks import check_shape
+from coresift.types import InputError
+
+# Images of bytes deviate by dozens; those between 0 and 1 by a half at most, standardised ones by about 1.
+_DEVIATION_OF_BYTES = 2
+# Images of a block that are looked at to see whether they are in the same units.
+_LOOKED_AT = 64
+
 
 class Standardise(nn.Module):
     """(x - mean) / deviation, with both fixed: float64 in, float32 out.
 
     A large offset, such as a date's, is taken out before it can cost precision.
+
+    It stands before every trained network, so rows of another form than those trained on are caught here.
     """
 
     mean: Tensor
@@ -42,7 +52,25 @@ class Standardise(nn.Module):
         return cls(values.mean(0).view(shape), torch.where(varies, deviation, 1.0).view(shape))
 
     def forward(self, x: Tensor) -> Tensor:
+        check_shape(
+            x, (None, len(self.mean), *[None] * (self.mean.ndim - 1)), "what is given to the fitted network"
+        )
+        if self.mean.ndim == 3 and not self.training:  # a recorded training step cannot wait for an answer
+            self._check_units(x[:_LOOKED_AT])
         return ((x - self.mean) / self.deviation).float()
+
+    def _check_units(self, images: Tensor) -> None:
+        """Raise where images between 0 and 1 are given to a network that knows those between 0 and 255.
+
+        Bytes as numbers are in order, however dark: they are whole.
+        """
+        large = (self.deviation > _DEVIATION_OF_BYTES).any()
+        small = (images >= 0).all() & (images <= 1).all() & (images != images.round()).any()
+        if bool(large & small):
+            raise InputError(
+                "the network was trained on bytes, 0 to 255, or images like them; these lie between 0 and 1: "
+                "multiply by 255"
+            )
 
 
 class AppendOne(nn.Module):

@@ -26,7 +26,6 @@ class MLP(nn.Module):
         sizes = [inputs, *widths]
         self.linear = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in zip(sizes, widths, strict=False))
         self.norm = nn.ModuleList(nn.BatchNorm1d(width, eps=_EPSILON) for width in widths)
-        self.features = sizes[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         for linear, norm in zip(self.linear, self.norm, strict=True):
@@ -44,6 +43,8 @@ class MLP(nn.Module):
         rows : (S, n), one over the number of real rows, zero for padding; ``None`` where all are real.
         settle : keep the rows' statistics for evaluation mode, which then gives the same on these rows.
         """
+        if rows is None and x.shape[1] == 1:  # torch's own batch norm refuses a lone row
+            rows = x.new_ones(x.shape[:2])
         columns = x.mT  # (S, width, n): each unit's values lie together, for batch norm and products alike
         for layer in range(len(self.linear)):
             columns = torch.bmm(state[f"linear.{layer}.weight"], columns)

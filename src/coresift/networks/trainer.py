@@ -23,6 +23,8 @@ _ORDERED = 2**20
 _MOST_RECORDED = 64
 # The share of the epochs in which the learning rate of one cycle rises.
 _RISING = 0.2
+# The learning rate that a cosine ends with.
+_LAST_RATE = 1e-5
 
 Schedule = Literal["cosine", "one-cycle"]
 
@@ -130,7 +132,7 @@ class Trainer:
     Parameters
     ----------
     epochs : passes over each network's data.
-    learning_rate, final_learning_rate : first and last of the cosine.
+    learning_rate : the first of the cosine; the last is 1e-5.
     batch_size : rows of a mini-batch, at most the size of the labelled set; ``None`` is the paper's rule,
         the largest power of two within half the set, at most 512. The last mini-batch has what remains; a
         single row is left out, another one in each epoch.
@@ -147,7 +149,6 @@ class Trainer:
 
     epochs: int = 1000
     learning_rate: float = 1e-2
-    final_learning_rate: float = 1e-5
     batch_size: int | None = None
     weight_decay: float = 1.0
     decay_gains: bool = False
@@ -185,8 +186,8 @@ class Trainer:
                 torch.set_flush_denormal(False)
         if not bool(stack.flat.isfinite().all()):
             raise InputError(
-                "training broke down: weights are no longer numbers; try a smaller learning_rate or "
-                "prior_variance, and check for targets of extreme size"
+                "training broke down: weights are no longer numbers; try a smaller learning_rate, or "
+                "options nearer to their defaults, and check for targets of extreme size"
             )
 
     def _train(
@@ -276,7 +277,7 @@ class Trainer:
         if epoch < rising:
             return self.learning_rate * (epoch + 1) / (rising + 1)
         cosine = 0.5 * (1 + math.cos(math.pi * (epoch - rising) / (epochs - rising)))
-        return self.final_learning_rate + (self.learning_rate - self.final_learning_rate) * cosine
+        return _LAST_RATE + (self.learning_rate - _LAST_RATE) * cosine
 
 
 Rows: TypeAlias = "Tensor | slice"

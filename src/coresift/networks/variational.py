@@ -146,8 +146,6 @@ class VariationalNetwork(nn.Module):
     ) -> Tensor:
         prefix, extractor = "extractor.", cast(Any, self.extractor)
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        if rows is None and x.shape[1] == 1:  # torch's own batch norm refuses a lone row
-            rows = x.new_ones(x.shape[:2])
         outputs: Tensor = self.constant(extractor.stacked(own, x, rows, settle=settle))
         return outputs
 

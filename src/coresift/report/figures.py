@@ -189,23 +189,26 @@ def curve_panels(
 
     The vertical axis is logarithmic where the values go over more than a factor of three. For shares, such as
     accuracy, it is linear, and curves come in from below: the first values, which all have in common, are so
-    much lower that the differences between the others would not be seen. ``level`` is a name and a value to
-    compare with, drawn as a broken line.
+    much lower that the differences between the others would not be seen. All that comes after is within the
+    picture, bands too. ``level`` is a name and a value to compare with, drawn as a broken line.
 
     >>> panel = CurvePanel("labels", {"random": ([10, 20], np.array([[9.0, 2.0], [9.2, 2.4]]))})
     >>> curve_panels([panel], "test RMSE").axes[0].get_yscale()
     'log'
     """
     with style():
-        figure = Figure(figsize=(5.4 * len(panels), 4.8))
+        width, columns = (7.2, 3) if len(panels) == 1 else (5.4 * len(panels), 4)
+        figure = Figure(figsize=(width, 4.8))
         line = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        means, later = [], []
+        means, later, banded = [], [], False
         for axes, panel in zip(line, panels, strict=True):
             for position, (name, (places, values)) in enumerate(panel.curves.items()):
                 colour = COLOURS[position % len(COLOURS)]
                 mean, band = values.mean(0), 2 * standard_error(values)
                 means += mean.tolist()
-                later += (mean[1:] if len(mean) > 1 else mean).tolist()
+                lower = mean - np.nan_to_num(band)
+                later += (lower[1:] if len(lower) > 1 else lower).tolist()
+                banded |= len(values) > 1
                 axes.fill_between(places, mean - band, mean + band, color=colour, alpha=0.13, linewidth=0)
                 axes.plot(
                     places,
@@ -239,7 +242,8 @@ def curve_panels(
             line[0].yaxis.set_minor_locator(NullLocator())
             line[0].yaxis.set_major_formatter("{x:g}")
         handles, names = line[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=4)
+        title = "bands: mean ± two standard errors" if banded else None
+        figure.legend(handles, names, loc="outside lower center", ncols=columns, title=title)
     return figure
 
 

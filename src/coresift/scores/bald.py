@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coresift.checks import check_several
 from coresift.models.base import FiniteSamples, Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.models.probit import ProbitPosterior
@@ -48,8 +49,10 @@ def bald(
     theta = posterior.sample(num_samples, generator)
 
     def gain(x: Tensor) -> Tensor:
-        conditional = distribution_entropy(posterior.conditional(x, theta)).mean(0)
-        return (distribution_entropy(posterior.predictive(x)) - conditional).clamp(min=0)
+        each = posterior.conditional(x, theta)
+        check_several(each.batch_shape[0])
+        expected = distribution_entropy(each).mean(0)
+        return (distribution_entropy(posterior.predictive(x)) - expected).clamp(min=0)
 
     return score_pool(gain, pool, block=1024)
 

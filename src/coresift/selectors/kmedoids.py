@@ -79,7 +79,7 @@ class KMedoids(Selector[Space]):
         else:
             raise InputError(
                 f"K-Medoids on {type(space).__name__}, which has no stored vectors, needs the kmedoids "
-                'package: pip install "coresift[kmedoids]"'
+                'package: pip install ".[kmedoids]" in the folder of the clone'
             )
         medoids, sizes, cost = found
         held, own = np.split(sizes * (len(space) / len(candidates)), [len(pending)])

@@ -1,0 +1,184 @@
+"""What every estimator built on networks does with what it is given: forms, bytes, devices, saving."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from coresift import InputError
+from coresift.models import (
+    DropoutClassifier,
+    DropoutRegressor,
+    EnsembleClassifier,
+    EnsembleRegressor,
+    LaplaceClassifier,
+    LaplaceRegressor,
+    NeuralLinearClassifier,
+    NeuralLinearRegressor,
+)
+from coresift.networks import ResNet18, Stack
+from coresift.networks.layers import Standardise
+
+CLASSIFIERS = [NeuralLinearClassifier, EnsembleClassifier, DropoutClassifier, LaplaceClassifier]
+REGRESSORS = [NeuralLinearRegressor, EnsembleRegressor, DropoutRegressor]
+
+
+def images(num: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes (n, 3, 9, 7), dark ones and bright ones; and which."""
+    random = np.random.default_rng(0)
+    y = np.arange(num) % 2
+    noise = random.integers(0, 128, (num, 3, 9, 7), dtype=np.uint8)
+    return noise + (100 * y[:, None, None, None]).astype(np.uint8), y
+
+
+def quick(kind, **options):
+    few = {"num_members": 2} if kind in (EnsembleClassifier, EnsembleRegressor) else {}
+    few |= {"network": partial(ResNet18, width=4, features=8), "epochs": 2, "random_state": 0} | options
+    return kind(**few, progress=False)
+
+
+@pytest.mark.parametrize("divisor", [1, 255.0])
+def test_channels_come_first(divisor):
+    x, y = images()
+    last = np.moveaxis(x, 1, 3)
+    model = quick(NeuralLinearClassifier)
+    for rows in (last / divisor if divisor > 1 else last, torch.as_tensor(last / divisor)):
+        with pytest.raises(InputError, match=r"shape \(40, 9, 7, 3\), expected .* np.moveaxis\(X, 3, 1\)"):
+            model.fit(rows, y)
+    model.fit(x, y)
+    with pytest.raises(InputError, match=r"np.moveaxis\(X, 3, 1\)"):
+        model.predict(last / divisor)
+
+
+def test_feature_maps_and_sequences_are_not_images():
+    """Many channels of few pixels are no channels at the end; numbers without a height are sequences."""
+    random, y = np.random.default_rng(0), images()[1]
+    for shape in ((16, 4, 4), (16, 1, 1), (8, 12)):
+        x = random.normal(size=(40, *shape))
+        network = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 4), nn.Tanh())
+        assert quick(NeuralLinearClassifier, network=network).fit(x, y).predict(x).shape == (40,)
+
+
+def test_grey_images_need_a_channel():
+    x, y = images()
+    with pytest.raises(InputError, match=r"shape \(40, 9, 7\), expected .* X\[:, None\]"):
+        quick(NeuralLinearClassifier).fit(x[:, 0], y)
+    assert quick(NeuralLinearClassifier).fit(x[:, 0][:, None], y).n_features_in_ == 1
+
+
+def test_images_need_a_network():
+    x, y = images()
+    with pytest.raises(InputError, match=r"shape \(40, 3, 9, 7\), but .* pass network=ResNet18"):
+        NeuralLinearClassifier().fit(x, y)
+
+
+@pytest.mark.parametrize("kind", [NeuralLinearClassifier, NeuralLinearRegressor])
+def test_bytes_are_checked_like_numbers(kind):
+    x, y = images()
+    model = quick(kind)
+    for num in (0, 1):
+        with pytest.raises(ValueError, match=f"{num} images, expected at least 2"):
+            model.fit(x[:num], y[:num])
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        model.fit(x, y[:-1])
+    with pytest.raises(ValueError, match="contains NaN"):
+        model.fit(x, np.where(y == 0, np.nan, 1.0))
+    with pytest.raises(ValueError, match="requires y"):
+        model.fit(x, None)
+    with pytest.raises(ValueError, match="0 images, expected at least 1"):
+        model.fit(x, y).predict(x[:0])
+
+
+@pytest.mark.parametrize("kind", REGRESSORS)
+def test_several_outputs_of_bytes(kind):
+    x, y = images()
+    assert quick(kind).fit(x, np.stack([y, 1.0 - y], 1)).predict(x).shape == (40, 2)
+
+
+def test_bytes_as_they_lie_in_memory(tmp_path):
+    """Mirrored, read-only or in a file: no warning, which would be an error here, and the same numbers."""
+    x, y = images()
+    np.save(tmp_path / "x.npy", x)
+    fixed = x.copy()
+    fixed.flags.writeable = False
+    mirrored = x[:, :, :, ::-1].copy()[:, :, :, ::-1]
+    assert mirrored.strides[3] < 0
+    expected = quick(NeuralLinearClassifier).fit(x, y).predict_proba(x)
+    for same in (mirrored, fixed, np.load(tmp_path / "x.npy", mmap_mode="r")):
+        assert (quick(NeuralLinearClassifier).fit(same, y).predict_proba(same) == expected).all()
+
+
+@pytest.mark.parametrize("kind", [*CLASSIFIERS, LaplaceRegressor])
+def test_a_posterior_says_what_rows_it_is_made_for(kind):
+    x, y = images()
+    posterior = quick(kind).fit(x, y).posterior_
+    with pytest.raises(InputError, match=r"shape \((1|40), 9, 7, 3\), expected \(any, 3, any, any\)"):
+        posterior.predictive(torch.as_tensor(x).movedim(1, 3))
+    table = quick(kind, network=None).fit(x[:, :, 0, 0], y).posterior_
+    with pytest.raises(InputError, match=r"shape \((1|40), 1\), expected \(any, 3\)"):
+        table.predictive(torch.zeros(40, 1))
+
+
+@pytest.mark.parametrize("kind", [*CLASSIFIERS, LaplaceRegressor])
+def test_images_of_other_units(kind, tmp_path):
+    """Bytes, and bytes as numbers, are what was trained on; the same between 0 and 1 would look all dark."""
+    x, y = images()
+    model = quick(kind).fit(x, y)
+    model.save(tmp_path)
+    for one in (model, kind.load(tmp_path, network=model.network)):
+        for same in (x, x.astype(np.float32), np.zeros_like(x, dtype=np.float64)):
+            one.predict(same)
+        one.posterior_.predictive(torch.as_tensor(x).float())
+        for rows in (x / 255, (x / 255).astype(np.float32)):
+            with pytest.raises(InputError, match=r"trained on bytes, 0 to 255, .* multiply by 255"):
+                one.predict(rows)
+            with pytest.raises(InputError, match=r"trained on bytes"):
+                one.posterior_.predictive(torch.as_tensor(rows))
+    quick(kind).fit(x / 255, y).predict(x / 255)
+
+
+def test_units_are_not_looked_at_in_training(monkeypatch):
+    """A GPU would wait for the answer in each step, and steps that are recorded cannot."""
+    x, y = images()
+    seen, stack = [], Stack.__call__
+
+    def step(self, *rows):
+        monkeypatch.setattr(Standardise, "_check_units", lambda *_: seen.append("in a step"))
+        outputs = stack(self, *rows)
+        monkeypatch.setattr(Standardise, "_check_units", lambda *_: seen.append("elsewhere"))
+        return outputs
+
+    monkeypatch.setattr(Stack, "__call__", step)
+    quick(NeuralLinearClassifier).fit(x, y).predict(x)
+    assert set(seen) == {"elsewhere"}
+
+
+@pytest.mark.parametrize("kind", [NeuralLinearRegressor, EnsembleClassifier])
+def test_saved_whatever_the_device_and_the_seed_are_given_as(kind, tmp_path):
+    x, y = images()
+    rows = x[:, :, 0, 0].astype(float)
+    model = quick(kind, network=None, device=torch.device("cpu"), random_state=np.random.RandomState(0)).fit(
+        rows, y
+    )
+    model.save(tmp_path)
+    for device in (None, torch.device("cpu")):
+        again = kind.load(tmp_path, device=device)
+        assert (again.predict(rows) == model.predict(rows)).all()
+        assert str(again.device) == "cpu" and again.random_state is None
+
+
+def test_mini_batches_of_one_row():
+    x, y = images()
+    rows = x[:, :, 0, 0].astype(float)
+    for kind in (EnsembleRegressor, EnsembleClassifier, NeuralLinearClassifier, NeuralLinearRegressor):
+        assert np.isfinite(quick(kind, network=None, batch_size=1).fit(rows, y).predict(rows)).all()
+
+
+def test_an_estimator_is_told_of_no_option_that_it_lacks():
+    x, y = images()
+    rows = x[:, :, 0, 0].astype(float)
+    with pytest.raises(InputError, match=r"training broke down: .* smaller learning_rate") as raised:
+        quick(EnsembleRegressor, network=None, learning_rate=1e30, epochs=9).fit(rows, y)
+    assert "prior_variance" not in str(raised.value)
