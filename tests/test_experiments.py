@@ -507,7 +507,7 @@ def test_a_mended_mistake_is_forgotten(tmp_path: Path) -> None:
 
 def test_devices_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match="device is 'cuda', which is not to be had here; try 'cpu'"):
+    with pytest.raises(InputError, match="device is 'cuda', but torch finds no such device here; try 'cpu'"):
         run_experiment(SMALL, tmp_path / "out", device="cuda")
     assert not (tmp_path / "out").exists()
 

@@ -59,7 +59,7 @@ def run_experiment(
         experiment, each with a folder of its own; files of one name may be joined end to end.
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"device is {device!r}, which is not to be had here; try 'cpu'")
+        raise InputError(f"device is {device!r}, but torch finds no such device here; try 'cpu'")
     names = list(experiment.methods)
     beside, made = {"beside": sorted(names)} if together else {}, _made(device)
     # All tables and files are looked at before the first long computation.
@@ -166,7 +166,7 @@ def _display(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        tasks = {name: progress.add_task(f"{data} {name}", total=1.0, latest="") for name in names}
+        tasks = {name: progress.add_task(f"{data} {name}", total=1.0, latest="first fit") for name in names}
         finished: set[str] = set()
 
         def say(line: str) -> None:
