@@ -18,8 +18,11 @@ from coresift.models import (
     NeuralLinearClassifier,
     NeuralLinearRegressor,
 )
+from coresift.models.network import NetworkPosterior
+from coresift.models.softmax import SoftmaxPosterior
 from coresift.networks import ResNet18, Stack
 from coresift.networks.layers import Standardise
+from coresift.pool import ArrayPool
 
 CLASSIFIERS = [NeuralLinearClassifier, EnsembleClassifier, DropoutClassifier, LaplaceClassifier]
 REGRESSORS = [NeuralLinearRegressor, EnsembleRegressor, DropoutRegressor]
@@ -182,3 +185,26 @@ def test_an_estimator_is_told_of_no_option_that_it_lacks():
     with pytest.raises(InputError, match=r"training broke down: .* smaller learning_rate") as raised:
         quick(EnsembleRegressor, network=None, learning_rate=1e30, epochs=9).fit(rows, y)
     assert "prior_variance" not in str(raised.value)
+
+
+def test_a_network_gets_few_large_images_at_a_time():
+    """What a wide network computes on the way takes many times the memory of the images."""
+    sizes = []
+
+    class Means(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.ones(1))
+
+        def forward(self, x):
+            sizes.append(len(x))
+            return x.mean((2, 3)) * self.scale
+
+    head = SoftmaxPosterior(torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(0, 2, 3))
+    posterior = NetworkPosterior(Means(), head)
+    for side, most in ((8, 1024), (224, 27)):
+        sizes.clear()
+        pixels = np.ones((1030 if side == 8 else 60, 3, side, side), dtype=np.uint8)
+        features = posterior.map_pool(ArrayPool(pixels)).rows
+        assert features.shape == (len(pixels), 3) and max(sizes) == most
+        torch.testing.assert_close(posterior.features(torch.from_numpy(pixels)), features)
