@@ -75,6 +75,23 @@ def check_covariance(matrix: Tensor, what: str = "covariance") -> Tensor:
     return factor
 
 
+def check_whole(value: object, least: int, name: str) -> None:
+    """Raise unless ``value`` is a whole number, and large enough.
+
+    >>> check_whole(2.5, 1, "refit_every")
+    Traceback (most recent call last):
+    coresift.errors.InputError: refit_every is 2.5, expected a whole number of at least 1
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name} is {value!r}, expected a whole number of at least {least}")
+
+
+def check_switch(value: object, name: str) -> None:
+    """Raise unless ``value`` is true or false: ``"no"`` would count as true."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}, expected true or false")
+
+
 def check_budget(budget: int, size: int) -> None:
     """Raise unless ``budget`` is a whole number between 1 and the ``size`` of the pool."""
     if isinstance(budget, bool) or not isinstance(budget, int | np.integer) or budget < 1:

@@ -18,6 +18,7 @@ from joblib import Parallel, delayed
 from sklearn.base import ClassifierMixin
 from torch import Tensor
 
+from coresift.checks import check_switch, check_whole
 from coresift.pool import ArrayPool
 from coresift.strategies import Strategy, find_strategy, select
 from coresift.types import Index, InputError
@@ -53,12 +54,10 @@ class Method:
 
     def __post_init__(self) -> None:
         for name, least in (("refit_every", 1), ("num_samples", 2)):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise InputError(f"{name} is {value!r}, expected a whole number of at least {least}")
+            if getattr(self, name) is not None:
+                check_whole(getattr(self, name), least, name)
         for name in ("exact", "fill", "impute"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name} is {getattr(self, name)!r}, expected true or false")
+            check_switch(getattr(self, name), name)
 
     def resolved(self) -> Strategy:
         """The strategy with its options."""

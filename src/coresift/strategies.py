@@ -11,7 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coresift.checks import check_budget, check_finite, check_memory, check_probabilities, check_shape
+from coresift.checks import (
+    check_budget,
+    check_finite,
+    check_memory,
+    check_probabilities,
+    check_shape,
+    check_whole,
+)
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.models.network import at_the_last_layer
@@ -337,12 +344,7 @@ def select(
         memory=limit,
         half=half,
     )
-    if (
-        isinstance(problem.num_samples, bool)
-        or not isinstance(problem.num_samples, int)
-        or problem.num_samples < 2
-    ):
-        raise InputError(f"num_samples is {num_samples!r}, expected a whole number of at least 2")
+    check_whole(problem.num_samples, 2, "num_samples")
     if engine == "ray":
         from coresift.engines.ray import select_on_ray
 

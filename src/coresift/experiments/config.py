@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from coresift.checks import check_switch, check_whole
 from coresift.data import are_images, checksum, load_images, load_table
 from coresift.loop import Method, Simulation
 from coresift.models import (
@@ -102,11 +103,8 @@ class Experiment:
         if (self.first == "all") != (self.budget == 0):
             raise InputError(f"first is {self.first!r} and budget {self.budget!r}: 'all' goes with 0")
         for name, least in (("seeds", 1), ("first", 2), ("batch", 1), ("budget", 0)):
-            value = getattr(self, name)
-            if (name, value) == ("first", "all"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{name} is {value!r}, expected a whole number of at least {least}")
+            if (name, getattr(self, name)) != ("first", "all"):
+                check_whole(getattr(self, name), least, name)
         if not isinstance(self.test_share, float) or not 0 < self.test_share < 1:
             raise InputError(f"test_share is {self.test_share!r}, expected a number between 0 and 1")
         for name in (*self.data, *self.methods):  # they become names of files
@@ -289,11 +287,8 @@ def _check_kinds(described: Mapping[str, Any]) -> None:
 def _check_values(model: Mapping[str, Any]) -> None:
     """Raise where an option that stands for a module is of another kind than the module wants."""
     for name, least in (("width", 1), ("padding", 0)):
-        value = model.get(name, least)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(f"[model] {name} is {value!r}, expected a whole number of at least {least}")
-    if not isinstance(model.get("flip", True), bool):
-        raise InputError(f"[model] flip is {model['flip']!r}, expected true or false")
+        check_whole(model.get(name, least), least, f"[model] {name}")
+    check_switch(model.get("flip", True), "[model] flip")
 
 
 def _check_words(words: Iterable[str], known: set[str], where: str) -> None:
