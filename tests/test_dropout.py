@@ -9,6 +9,7 @@ from torch.distributions import Independent, MixtureSameFamily, Normal, Poisson
 from coresift import InputError, select
 from coresift.models import samples
 from coresift.models.dropout import DropoutClassifier, DropoutPosterior, DropoutRegressor
+from coresift.models.ensemble import EnsemblePosterior
 from coresift.models.samples import categorical
 from coresift.models.softmax import SoftmaxPosterior
 from coresift.spaces.likelihood import expected_log_likelihood
@@ -209,6 +210,7 @@ def test_predictive_is_the_mixture():
         (DropoutPosterior(network(2), "gaussian", noise_variance=0.5, num_predictive=30), 2),
         (DropoutPosterior(network(1), lambda y: Poisson(y[..., 0].exp()), num_predictive=30), 1),
         (SoftmaxPosterior(rows(3, 4), rows(3, 4).abs(), rows(2, 3, 4), num_predictive=30), 3),
+        (EnsemblePosterior(tuple(network().eval() for _ in range(30)), categorical), 3),
     ],
 )
 @pytest.mark.parametrize("size", [1, 7])
@@ -227,6 +229,8 @@ def test_predictive_holds_a_block_of_rows_at_a_time(posterior, outputs, size, mo
     assert type(blocks) is type(whole) and blocks.batch_shape == whole.batch_shape
     for y in whole.sample((5,)):
         torch.testing.assert_close(blocks.log_prob(y), whole.log_prob(y))
+    if isinstance(posterior, EnsemblePosterior):
+        assert posterior.predictive(x[:0]).batch_shape == (0,)
 
 
 def test_counts():

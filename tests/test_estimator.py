@@ -18,7 +18,10 @@ from coresift.models import (
     NeuralLinearClassifier,
     NeuralLinearRegressor,
 )
+from coresift.models.dropout import DropoutPosterior
+from coresift.models.ensemble import EnsemblePosterior
 from coresift.models.network import NetworkPosterior
+from coresift.models.samples import categorical
 from coresift.models.softmax import SoftmaxPosterior
 from coresift.networks import ResNet18, Stack
 from coresift.networks.layers import Standardise
@@ -207,4 +210,11 @@ def test_a_network_gets_few_large_images_at_a_time():
         pixels = np.ones((1030 if side == 8 else 60, 3, side, side), dtype=np.uint8)
         features = posterior.map_pool(ArrayPool(pixels)).rows
         assert features.shape == (len(pixels), 3) and max(sizes) == most
-        torch.testing.assert_close(posterior.features(torch.from_numpy(pixels)), features)
+        images = torch.from_numpy(pixels)
+        torch.testing.assert_close(posterior.features(images), features)
+        for several in (
+            EnsemblePosterior((Means(), Means()), categorical),
+            DropoutPosterior(nn.Sequential(Means(), nn.Dropout(0.5)), num_predictive=2),
+        ):
+            sizes.clear()
+            assert several.predictive(images).batch_shape == (len(pixels),) and max(sizes) == most

@@ -14,6 +14,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 import coresift.progress
+from coresift import InputError
 from coresift.experiments.comparison import Results, compare_pairs, holm, seeds_needed, standings
 from coresift.experiments.published import departure, paper_name, paper_rmse, paper_seconds
 from coresift.experiments.report import NOTHING, _curves, write_report
@@ -688,3 +689,8 @@ def test_a_level_is_drawn_within_the_picture():
     axes = curve_panels([panel], "accuracy", shares=True, level=("all labels", 0.9)).axes[0]
     (line,) = [line for line in axes.lines if line.get_label() == "all labels"]
     assert list(line.get_ydata()) == [0.9, 0.9] and axes.get_ylim()[1] > 0.9
+
+
+def test_a_report_cannot_show_what_was_not_run(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"show names maxnet, but .* has .*maxent"):
+        write_report(folder, show=["random", "maxnet"])

@@ -64,6 +64,9 @@ def write_report(
     """
     out = out or folder
     records = read(folder)
+    known = sorted({record.method for record in records})
+    if unknown := sorted({*(show or ())} - {*known}):
+        raise InputError(f"show names {', '.join(unknown)}, but {folder} has {', '.join(known)}")
     out.mkdir(parents=True, exist_ok=True)
     write_rounds(records, out / "rounds.parquet")
     everything = _gather(folder, records)

@@ -19,7 +19,7 @@ from coresift.models.gaussian import check_positive
 from coresift.models.plain import KnownByNetworks, Likelihood, PlainClassifier, PlainRegressor
 from coresift.models.samples import by_blocks, categorical, gaussian, mixture
 from coresift.networks.images import Precision
-from coresift.networks.layers import input_tensor
+from coresift.networks.layers import input_tensor, rows_at_a_time
 from coresift.networks.trainer import Schedule
 from coresift.types import InputError
 
@@ -119,7 +119,7 @@ class DropoutPosterior:
         masks = [_draw(layers, int(seed)) for seed in theta]
         together = [torch.stack(each).to(where.device) for each in zip(*masks, strict=True)]
         widest = max(row.numel() for _, row in layers)
-        size = max(_WORKING_SET // (len(theta) * widest), 1)
+        size = max(min(_WORKING_SET // (len(theta) * widest), rows_at_a_time(x.shape[1:])), 1)
         return torch.cat([self._masked(rows.to(where), together) for rows in torch.split(x, size)], 1)
 
     def _masked(self, x: Tensor, masks: list[Tensor]) -> Tensor:

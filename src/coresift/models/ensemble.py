@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from coresift.models.plain import KnownByNetworks, Likelihood, PlainClassifier, PlainRegressor
-from coresift.models.samples import choose, mixture
-from coresift.networks.layers import input_tensor
+from coresift.models.samples import by_blocks, choose, mixture
+from coresift.networks.layers import outputs_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,14 +41,13 @@ class EnsemblePosterior:
         """Positions of up to ``num`` members, without repetition."""
         return choose(len(self.members), num, generator)
 
-    @torch.no_grad()
     def conditional(self, x: Tensor, theta: Iterable[Any]) -> Distribution:
-        where = input_tensor(self.members[0])
-        x = x.to(where.device, where.dtype)
-        return self.likelihood(torch.stack([self.members[int(k)](x) for k in theta]))
+        return self.likelihood(torch.stack([outputs_of(self.members[int(k)], x) for k in theta]))
 
     def predictive(self, x: Tensor) -> Distribution:
-        return mixture(self.conditional(x, range(len(self.members))))
+        everyone = range(len(self.members))
+        numbers = len(everyone) * outputs_of(self.members[0], x[:1]).numel()
+        return by_blocks(lambda rows: mixture(self.conditional(rows, everyone)), x, numbers)
 
 
 class _Ensemble(KnownByNetworks):

@@ -26,7 +26,7 @@ from coresift.models.plain import (
 )
 from coresift.models.softmax import SoftmaxPosterior
 from coresift.networks import LabelledStack, Objective
-from coresift.networks.layers import AppendOne, input_tensor
+from coresift.networks.layers import AppendOne, outputs_of
 from coresift.networks.trainer import Rows, take_rows
 from coresift.pool import PoolLike, as_pool, read
 from coresift.types import InputError
@@ -89,7 +89,7 @@ def laplace_posterior(
     copied = copy.deepcopy(network).eval()
     layer = _find_linear(copied, last_layer)
     extractor: nn.Module = _Features(copied, layer)
-    weights, where = layer.weight.detach().double(), input_tensor(copied)
+    weights = layer.weight.detach().double()
     if layer.bias is not None:
         extractor = nn.Sequential(extractor, AppendOne())
         weights = torch.cat([weights, layer.bias.detach().double()[:, None]], 1)  # (C, D), the bias last
@@ -109,14 +109,14 @@ def laplace_posterior(
     def blocks() -> Iterator[tuple[Tensor, Tensor | None]]:
         """Features (n, D) in float64, and labels."""
         for block in read(rows, _BLOCK):
-            seen = block.x.to(where)
-            features = extractor(seen).double()
+            features = outputs_of(extractor, block.x).double()
             check_shape(
                 features, (len(block), weights.shape[1]), f"the input of layer {last_layer!r}, as rows,"
             )
             if block.start == 0:
-                _check_last(copied(seen), features @ weights.mT, last_layer)
-            yield features, None if targets is None else targets[block.start :][: len(block)].to(seen.device)
+                _check_last(outputs_of(copied, block.x), features @ weights.mT, last_layer)
+            labels = None if targets is None else targets[block.start :][: len(block)].to(features.device)
+            yield features, labels
 
     with torch.no_grad():
         if task == "classification":
@@ -222,9 +222,8 @@ class LaplaceRegressor(PlainRegressor, _Laplace):
     ) -> None:
         network = networks[0]
         assert isinstance(likelihood, GaussianOutputs)
-        with torch.no_grad():
-            y = y.to(self.device)
-            noise = float((network(x.to(self.device)) - y).square().mean())
+        y = y.to(self.device)
+        noise = float((outputs_of(network, x) - y).square().mean())
         head = laplace_posterior(
             network,
             _HEAD,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +12,9 @@ from torch.distributions import Distribution, Independent, Normal
 
 from coresift.models.base import LastLayerPosterior, Posterior
 from coresift.models.samples import mixture
-from coresift.networks.layers import input_tensor
+from coresift.networks.layers import outputs_of, rows_at_a_time
 from coresift.pool import ArrayPool, Pool, as_pool, keep_rows, read
 from coresift.types import InputError
-
-# Rows that a network is given at a time, and the numbers in them, at most: what a wide network computes on
-# the way takes many times the memory of the images themselves.
-_ROWS, _NUMBERS = 1024, 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +39,7 @@ class NetworkPosterior:
         return self.head.sample(num, generator)
 
     def features(self, x: Tensor) -> Tensor:
-        where = input_tensor(self.network)
-        with torch.no_grad():
-            rows = torch.split(x, _rows_at_a_time(x.shape[1:]))
-            parts = [self.network(part.to(where.device, where.dtype)) for part in rows]
-        return torch.cat(parts)
+        return outputs_of(self.network, x)
 
     def outputs(self, features: Tensor, theta: Any) -> Tensor:
         return self._last_layer.outputs(self._last_layer.features(features), theta)
@@ -66,7 +57,7 @@ class NetworkPosterior:
         """The pool as the last layer sees it: run through the network once, and kept in memory or, if that is
         more than a quarter of ``memory`` bytes, in a temporary file.
         """
-        size = _rows_at_a_time(next(pool.chunks()).x.shape[1:])
+        size = rows_at_a_time(next(pool.chunks()).x.shape[1:])
         return keep_rows((self.features(block.x) for block in read(pool, size)), len(pool), memory)
 
     @property
@@ -136,11 +127,6 @@ def _joined(each: list[Distribution], join: Callable[[list[Tensor]], Tensor]) ->
     """Gaussians of the same means and variances, as one distribution."""
     normal = Normal(join([one.mean for one in each]), join([one.stddev for one in each]), validate_args=False)
     return Independent(normal, 1, validate_args=False) if each[0].event_shape else normal
-
-
-def _rows_at_a_time(shape: Sequence[int]) -> int:
-    """How many rows of this shape a network is given at once."""
-    return max(1, min(_ROWS, _NUMBERS // max(1, math.prod(shape))))
 
 
 def at_the_last_layer(

@@ -18,7 +18,7 @@ from coresift.models.gaussian import check_positive
 from coresift.models.linear import BayesianLinearRegression, NormalInverseGammaPosterior
 from coresift.models.network import MixedHeads, NetworkPosterior, SideBySide
 from coresift.networks import LabelledStack, Stack
-from coresift.networks.layers import AppendOne, Standardise
+from coresift.networks.layers import AppendOne, Standardise, outputs_of
 from coresift.networks.trainer import Rows, take_rows
 from coresift.types import InputError
 
@@ -169,8 +169,7 @@ class NeuralLinearRegressor(NetworkRegressor):
         self, network: nn.Module, x: Tensor, targets: Tensor, scale: Standardise
     ) -> list[NormalInverseGammaPosterior]:
         """Solve the last layer on trained features, for each output, and put it into the units of y."""
-        with torch.no_grad():
-            features = network(x).double()
+        features = outputs_of(network, x).double()
         regression = BayesianLinearRegression(
             None,
             prior_covariance=self.prior_variance,

@@ -180,7 +180,7 @@ def by_blocks(predictive: Callable[[Tensor], Predictive], x: Tensor, numbers: in
     predictive : a function of rows alone, in one of the forms of `mixture`.
     numbers : what one row takes on the way: for each sample, what it says of the row.
     """
-    size = max(_AT_A_TIME // numbers, 1)
+    size = max(_AT_A_TIME // max(numbers, 1), 1)
     joined: Predictive = _end_to_end([predictive(rows) for rows in torch.split(x, size)])
     return joined
 

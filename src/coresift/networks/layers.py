@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,9 @@ from coresift.types import InputError
 _DEVIATION_OF_BYTES = 2
 # Images of a block that are looked at to see whether they are in the same units.
 _LOOKED_AT = 64
+# Rows that a network is given at a time, and the numbers in them, at most: what a wide network computes on
+# the way takes many times the memory of the images themselves.
+_ROWS, _NUMBERS = 1024, 2**22
 
 
 class Standardise(nn.Module):
@@ -87,3 +91,20 @@ def input_tensor(network: nn.Module) -> Tensor:
     """
     tensors: Iterable[Tensor] = network.state_dict().values()
     return next(value for value in tensors if value.is_floating_point())
+
+
+@torch.no_grad()
+def outputs_of(network: nn.Module, x: Tensor) -> Tensor:
+    """(n, ...) what a network in evaluation mode makes of rows (n, ...), of a few at a time."""
+    where = input_tensor(network)
+    parts = torch.split(x, rows_at_a_time(x.shape[1:]))
+    return torch.cat([network(part.to(where.device, where.dtype)) for part in parts])
+
+
+def rows_at_a_time(shape: Sequence[int]) -> int:
+    """How many rows of this shape a network is given at once.
+
+    >>> rows_at_a_time((30,)), rows_at_a_time((3, 224, 224))
+    (1024, 27)
+    """
+    return max(1, min(_ROWS, _NUMBERS // max(1, math.prod(shape))))
