@@ -179,7 +179,7 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     np.testing.assert_array_equal(table.x, x[:, [0, 2]])
     np.testing.assert_array_equal(table.y, x[:, 1])
     run_experiment(experiment, tmp_path / "out")
-    assert [record.data for record in read(tmp_path / "out")] == ["mine"]
+    assert [record.data for record in read(tmp_path / "out")[0]] == ["mine"]
 
 
 def test_tables_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_round_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert log.path.read_bytes() == before
     log.cut(log.rounds(), {"command": "another"})
     assert log.made() == [{"command": "none"}, {"command": "another"}]
-    assert [(one.data, one.method, one.seed) for one in read(tmp_path)] == [
+    assert [(one.data, one.method, one.seed) for one in read(tmp_path)[0]] == [
         ("data", "method", 0),
         ("data", "method", 1),
     ]
@@ -269,7 +269,7 @@ def timeless(rounds: Iterable[Round]) -> list[Round]:
 
 def results(out: Path) -> dict[tuple[str, str, int], list[Round]]:
     """All rounds by data set, method and seed; without the seconds."""
-    return {(one.data, one.method, one.seed): timeless(one.rounds) for one in read(out)}
+    return {(one.data, one.method, one.seed): timeless(one.rounds) for one in read(out)[0]}
 
 
 def contents(out: Path) -> dict[str, bytes]:
@@ -502,7 +502,7 @@ def test_a_mended_mistake_is_forgotten(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="epochs is -1"):
         run_experiment(replace(small, model={"epochs": -1}), tmp_path)
     run_experiment(small, tmp_path)
-    assert len(read(tmp_path)) == 1
+    assert len(read(tmp_path)[0]) == 1
 
 
 def test_devices_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -620,7 +620,9 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = written(tmp_path / "mine.toml", COMMANDS)
     part = called("run", config, "--methods", "random", "--data", "energy", "--seeds", "3", "--out", "part")
     assert part.exit_code == 0
-    assert {(one.method, one.seed) for one in read(Path("part"))} == {("random", seed) for seed in range(3)}
+    assert {(one.method, one.seed) for one in read(Path("part"))[0]} == {
+        ("random", seed) for seed in range(3)
+    }
 
     ran = called("run", config)
     assert ran.exit_code == 0
@@ -681,7 +683,10 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Mon
         (["run", "mine.toml", "--data", "enrgy"], "--data: 'enrgy' is not known; did you mean energy?"),
         (["run", "mine.toml", "--seeds", "0"], "seeds is 0, expected a whole number of at least 1"),
         (["run", "large.toml"], "20 first labels and 600 bought in batches of 10 cannot come from the 614"),
-        (["report", "empty"], "empty holds no results: there is no DATA/METHOD.jsonl in it"),
+        (
+            ["report", "empty"],
+            "empty holds no results: there is no DATA/METHOD.jsonl or rounds.parquet in it",
+        ),
         (["figure", "linear"], "there is no figure 'linear'; there are probit-batches, linear-norms"),
     ],
 )

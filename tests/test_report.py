@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,11 +20,12 @@ from coresift.experiments.comparison import Results, compare_pairs, holm, seeds_
 from coresift.experiments.published import departure, paper_name, paper_rmse, paper_seconds
 from coresift.experiments.report import NOTHING, _curves, write_report
 from coresift.experiments.runner import _display
-from coresift.experiments.store import Log, Record, read
+from coresift.experiments.store import Log, Record, pack, read
 from coresift.loop import Round
 from coresift.report.figures import CurvePanel, curve_panels
 
 FIRST, BATCH, FULL, SEEDS = 20, 10, 40, 8
+RESULTS = Path(__file__).parents[1] / "experiments" / "results"
 
 
 def error(method: str, seed: int, labels: int) -> float:
@@ -120,7 +122,7 @@ def out(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(folder: Path, data: str, *, known: bool = True) -> Results:
     found = {path.stem: Log(path).settings() for path in (folder / data).glob("*.jsonl")}
     return Results.gather(
-        data, [record for record in read(folder) if record.data == data], found if known else None
+        data, [record for record in read(folder)[0] if record.data == data], found if known else None
     )
 
 
@@ -421,12 +423,44 @@ def test_many_commands_stand_at_the_end(tmp_path: Path) -> None:
 def test_rounds_come_back(folder: Path, out: Path) -> None:
     table = pq.read_table(out / "rounds.parquet")
     assert pq.ParquetFile(out / "rounds.parquet").metadata.row_group(0).column(0).compression == "ZSTD"
-    rounds = [(record, turn) for record in read(folder) for turn in record.rounds]
+    rounds = [(record, turn) for record in read(folder)[0] for turn in record.rounds]
     assert table.num_rows == len(rounds)
     for row, (record, turn) in zip(table.to_pylist(), rounds, strict=True):
         assert (row["data"], row["method"], row["seed"]) == (record.data, record.method, record.seed)
         assert (row["fits"], row["labels"], row["guessed"]) == (turn.fits, turn.labels, turn.guessed)
         assert (row["rmse"], tuple(row["chosen"])) == (turn.rmse, turn.chosen)
+
+
+def test_a_report_of_packed_rounds_is_the_same(folder: Path, out: Path, tmp_path: Path) -> None:
+    runs, origins = read(folder)
+    packed, packed_origins = read(out)
+    assert origins == packed_origins
+    assert [replace(run, rounds=()) for run in runs] == [replace(run, rounds=()) for run in packed]
+    for one, other in zip(runs, packed, strict=True):
+        if one.rounds[-1].chosen == ():  # of a stopped run the last purchase cannot be known
+            assert one.rounds == other.rounds
+    shutil.copy(out / "rounds.parquet", tmp_path)
+    write_report(tmp_path)
+    for name in ("table1.md", "rounds.parquet"):
+        assert (tmp_path / name).read_bytes() == (out / name).read_bytes()
+
+
+def test_packed_rounds_of_unknown_origin(folder: Path, tmp_path: Path) -> None:
+    pack(read(folder)[0], {}, tmp_path / "rounds.parquet")
+    write_report(tmp_path)
+    text = (tmp_path / "table1.md").read_text(encoding="utf-8")
+    assert "The most accurate at equal labels is lcmd" in text and "Command" not in text
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(RESULTS.glob("*/rounds.parquet")), ids=lambda path: path.parent.name
+)
+def test_published_tables_are_what_the_rounds_say(folder: Path, tmp_path: Path) -> None:
+    folder = folder.parent
+    with_ceiling = folder.name in ("cifar10", "fashion_mnist", "svhn")
+    write_report(folder, tmp_path, ceiling=RESULTS / "all_labels" if with_ceiling else None)
+    (tables,) = tmp_path.glob("*.md")
+    assert tables.read_text(encoding="utf-8") == (folder / tables.name).read_text(encoding="utf-8")
 
 
 def test_what_the_paper_has() -> None:

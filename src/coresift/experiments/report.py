@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from coresift.experiments.comparison import (
     Along,
@@ -21,7 +18,7 @@ from coresift.experiments.comparison import (
     standings,
 )
 from coresift.experiments.published import departure, paper_name, paper_rmse, paper_seconds
-from coresift.experiments.store import Log, Record, read
+from coresift.experiments.store import PACKED, Origins, Record, pack, read
 from coresift.report.figures import COLOURS, CurvePanel, curve_panels, save
 from coresift.report.page import Heading, Part, Picture, Table, markdown, page
 from coresift.types import InputError
@@ -57,19 +54,19 @@ def write_report(
 
     Parameters
     ----------
-    folder : with ``DATA/METHOD.jsonl``; runs may be unfinished.
+    folder : with ``DATA/METHOD.jsonl``, whose runs may be unfinished, or with ``rounds.parquet``.
     out : where to write; the same folder by default.
     show : methods in the figures, which have seven colours; a handful with the best by default.
     ceiling : another folder, with what the same models are worth with every label, to be drawn as a line.
     """
     out = out or folder
-    records = read(folder)
+    records, origins = read(folder)
     known = sorted({record.method for record in records})
     if unknown := sorted({*(show or ())} - {*known}):
         raise InputError(f"show names {', '.join(unknown)}, but {folder} has {', '.join(known)}")
     out.mkdir(parents=True, exist_ok=True)
-    write_rounds(records, out / "rounds.parquet")
-    everything = _gather(folder, records)
+    pack(records, origins, out / PACKED)
+    everything = _gather(records, origins)
     ceilings = {} if ceiling is None else _ceilings(ceiling)
     # Ratios of RMSE and of shares that are wrong have no sensible mean, so each sort has its own ranking.
     sorts = tuple(sorted({results.classes for results in everything})) or (False,)
@@ -78,7 +75,7 @@ def write_report(
         for classes in sorts
     }
     sort, measures = _SORTS[sorts]
-    parts, end = _origin(folder)
+    parts, end = _made(origins)
     for classes, ranking in rankings.items():
         parts += _overview(ranking, everything, classes)
     compared = f" {_HOW}" if any(_compares(results) for results in everything) else ""
@@ -105,10 +102,13 @@ def write_report(
     return path
 
 
-def _gather(folder: Path, records: Iterable[Record]) -> list[Results]:
+def _gather(records: Iterable[Record], origins: Origins) -> list[Results]:
     """By data set."""
+    settings = defaultdict[str, dict[str, dict[str, Any]]](dict)
+    for (data, method), origin in origins.items():
+        settings[data][method] = origin.settings
     return [
-        Results.gather(data, list(runs), _settings(folder / data))
+        Results.gather(data, list(runs), settings[data])
         for data, runs in groupby(records, lambda run: run.data)
     ]
 
@@ -122,7 +122,7 @@ def _ceilings(folder: Path) -> dict[tuple[str, bool], tuple[int, Estimate]]:
     """By data set, and whether it is of classes: how many labels there are, and what all of them give."""
     found = {
         (results.data, results.classes): (results.labels, results.estimate(results.ranked()[0]))
-        for results in _gather(folder, read(folder))
+        for results in _gather(*read(folder))
         if results.ranked() and results.refits == 0
     }
     if not found:
@@ -130,40 +130,12 @@ def _ceilings(folder: Path) -> dict[tuple[str, bool], tuple[int, Estimate]]:
     return found
 
 
-def write_rounds(records: Iterable[Record], path: Path) -> None:
-    """All rounds of all runs, finished or not, as one Parquet file."""
-    name, count, short = pa.dictionary(pa.int16(), pa.string()), pa.int32(), pa.float32()
-    columns = {
-        "data": name,
-        "method": name,
-        "seed": count,
-        "fits": count,
-        "labels": count,
-        "guessed": count,
-        "rmse": pa.float64(),
-        "accuracy": pa.float64(),
-        "log_density": short,
-        "calibration_error": short,
-        "fit_seconds": short,
-        "select_seconds": short,
-        "chosen": pa.list_(count),
-    }
-    rows = [{**vars(record), **vars(turn)} for record in records for turn in record.rounds]
-    arrays = {name: pa.array([row[name] for row in rows], type=kind) for name, kind in columns.items()}
-    pq.write_table(pa.table(arrays), path, compression="zstd")
-
-
-def _settings(folder: Path) -> dict[str, dict[str, Any]]:
-    """Of each method on a data set."""
-    return {path.stem: Log(path).settings() for path in sorted(folder.glob("*.jsonl"))}
-
-
 # What stands at the top.
 
 
-def _origin(folder: Path) -> tuple[list[Part], list[Part]]:
-    """How the results were made, as far as the logs say: for the top and, if it was in many ways, the end."""
-    made = [each for path in sorted(folder.glob("*/*.jsonl")) for each in Log(path).made()]
+def _made(origins: Origins) -> tuple[list[Part], list[Part]]:
+    """How the results were made, as far as is known: for the top and, if it was in many ways, the end."""
+    made = [each for origin in origins.values() for each in origin.made]
     names = dict.fromkeys(name for each in made for name in each)
     values = {name: list(dict.fromkeys(each[name] for each in made if name in each)) for name in names}
     commands, end = values.get("command", []), list[Part]()

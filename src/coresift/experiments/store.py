@@ -1,23 +1,31 @@
-"""The record of experiments: rounds appended as they finish, one file for each data set and method."""
+"""The record of experiments: rounds appended as they finish, one file for each data set and method; and all
+of them packed into one.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from coresift.loop import Round
 from coresift.types import InputError
 
-# How the lines begin that say where rounds come from.
+PACKED = "rounds.parquet"
+
+# How the lines begin that say where rounds come from, and the place of that in a packed file.
 _HEADER = '{"settings"'
+_ORIGINS = b"coresift"
 
 
 @dataclass(frozen=True)
@@ -151,16 +159,86 @@ class Log:
         os.replace(new, self.path)
 
 
-def read(folder: Path) -> list[Record]:
-    """All runs recorded in a folder, by data set, method and seed."""
-    logs = sorted(folder.glob("*/*.jsonl"))
-    if not logs:
-        raise InputError(f"{folder} holds no results: there is no DATA/METHOD.jsonl in it")
-    return [
-        Record(path.parent.name, path.stem, seed, tuple(rounds))
-        for path in logs
-        for seed, rounds in sorted(Log(path).rounds().items())
-    ]
+@dataclass(frozen=True)
+class Origin:
+    """How the runs of one method on one data set came about: the settings, and what made them."""
+
+    settings: dict[str, Any]
+    made: list[dict[str, str]]
+
+
+Origins: TypeAlias = dict[tuple[str, str], Origin]
+
+
+def read(folder: Path) -> tuple[list[Record], Origins]:
+    """All runs recorded in a folder, by data set, method and seed, and where they come from.
+
+    They are in its logs, DATA/METHOD.jsonl, or else in the file that `pack` made of them.
+    """
+    logs = {(path.parent.name, path.stem): Log(path) for path in sorted(folder.glob("*/*.jsonl"))}
+    if logs:
+        records = [
+            Record(*name, seed, tuple(rounds))
+            for name, log in logs.items()
+            for seed, rounds in sorted(log.rounds().items())
+        ]
+        return records, {name: Origin(log.settings(), log.made()) for name, log in logs.items()}
+    if not (folder / PACKED).exists():
+        raise InputError(f"{folder} holds no results: there is no DATA/METHOD.jsonl or {PACKED} in it")
+    return _unpack(folder / PACKED)
+
+
+def pack(records: Iterable[Record], origins: Origins, path: Path) -> None:
+    """Write all rounds of all runs, finished or not, as one Parquet file."""
+    name, count, short = pa.dictionary(pa.int16(), pa.string()), pa.int32(), pa.float32()
+    columns = {
+        "data": name,
+        "method": name,
+        "seed": count,
+        "fits": count,
+        "labels": count,
+        "guessed": count,
+        "rmse": pa.float64(),
+        "accuracy": pa.float64(),
+        "log_density": short,
+        "calibration_error": short,
+        "fit_seconds": short,
+        "select_seconds": short,
+        "chosen": pa.list_(count),
+    }
+    rows = [{**vars(record), **vars(turn)} for record in records for turn in record.rounds]
+    arrays = {name: pa.array([row[name] for row in rows], type=kind) for name, kind in columns.items()}
+    described = json.dumps([[*name, asdict(origin)] for name, origin in origins.items()])
+    table = pa.table(arrays).replace_schema_metadata({_ORIGINS: described})
+    new = path.with_suffix(".new")  # the old one may be all there is of these rounds
+    pq.write_table(table, new, compression="zstd")
+    os.replace(new, path)
+
+
+def _unpack(path: Path) -> tuple[list[Record], Origins]:
+    """What `pack` was given, but for the guesses of imputed labels."""
+    table = pq.read_table(path)
+    described = json.loads((table.schema.metadata or {}).get(_ORIGINS, b"[]"))
+    origins = {(data, method): Origin(**origin) for data, method, origin in described}
+    whose, records = ("data", "method", "seed"), []
+    turns = table.drop_columns(whose).to_pylist()
+    runs = table.select(whose).to_pylist()
+    for run, group in groupby(zip(runs, turns, strict=True), lambda pair: pair[0]):
+        records.append(Record(**run, rounds=_with_purchases([_round(turn) for _, turn in group])))
+    return records, origins
+
+
+def _with_purchases(rounds: Sequence[Round]) -> tuple[Round, ...]:
+    """Rounds as they were, from what had been chosen and how many labels there were then."""
+    found: list[Round] = []
+    waiting: tuple[int, ...] = ()
+    for turn, after in pairwise([*rounds, None]):
+        assert turn is not None
+        waiting += turn.chosen
+        bought = after is None or after.labels > turn.labels
+        found.append(replace(turn, bought=waiting if bought else ()))
+        waiting = () if bought else waiting
+    return tuple(found)
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:
