@@ -67,7 +67,8 @@ def accuracies(kind: str, strategy: str | Strategy, seed: int, x: npt.NDArray, y
         if number == ROUNDS:
             break
         probs, known = probabilities(model, x[pool]), probabilities(model, x[labelled])
-        batch = coresift.select(probs=probs, labelled=known, budget=BATCH, strategy=strategy, seed=seed).index
+        given = {"probs": probs, "labelled": known}  # images tell which points are the same
+        batch = coresift.select(x[pool], **given, budget=BATCH, strategy=strategy, seed=seed).index
         labelled, pool = np.append(labelled, pool[batch]), np.delete(pool, batch)
     return found
 

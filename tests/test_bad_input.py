@@ -11,9 +11,12 @@ import coresift
 from coresift import InputError, select
 from coresift.models import (
     BayesianLinearRegression,
+    BayesianProbitRegression,
     FunctionPosterior,
     LinearPosterior,
     NormalInverseGammaPosterior,
+    SoftmaxPosterior,
+    laplace_posterior,
 )
 from coresift.pool import ArrayPool
 from coresift.scores import Score
@@ -171,7 +174,7 @@ def test_not_a_number_in_the_first_row():
         ({"posterior": BayesianLinearRegression()}, "a model gives one when it is fitted"),
         ({"labelled": np.full((2, 2), np.nan)}, "array of labelled points holds nan in row 0"),
         ({"labelled": np.ones((2, 3))}, r"labelled points has shape \(2, 3\), expected \(any, 2\)"),
-        ({"features": X, "labelled": X}, "go with labelled_features="),
+        ({"features": X, "labelled": X, "strategy": "badge"}, "go with labelled_features="),
         ({"features": X, "labelled_features": np.ones((2, 5))}, r"has shape \(2, 5\), expected \(any, 2\)"),
     ],
 )
@@ -264,7 +267,7 @@ def test_files_that_are_no_pools(tmp_path):
 def test_duplicate_points_enter_once():
     rows = np.concatenate([X[:3], X[:3], X[:3]])
     for strategy in coresift.STRATEGIES:
-        if strategy in ("margin", "badge"):
+        if strategy in ("margin", "badge", "random"):
             continue
         batch = select(rows, posterior=POSTERIOR, budget=3, strategy=strategy)
         assert len(set((batch.index % 3).tolist())) == 3, strategy
@@ -285,3 +288,64 @@ def test_nothing_is_left_changed():
     assert torch.equal(vectors, before)
     assert pending.tolist() == [1, 2]
     assert torch.equal(space.total(), vectors.double().sum(1))
+
+
+def test_numbers_of_numpy_count_as_numbers():
+    probs = np.random.default_rng(0).dirichlet(np.ones(2), (4, 200))
+    plain = select(probs=probs, budget=100, num_samples=64)
+    assert (
+        select(probs=probs, budget=np.int64(100), num_samples=np.int64(64)).index.tolist()
+        == plain.index.tolist()
+    )
+    assert len(select(probs=probs, budget=np.int64(100))) == 100
+
+
+def test_labelled_features_go_with_features_and_labelled_points():
+    with pytest.raises(InputError, match="labelled_features= goes with features="):
+        select(X, strategy="k-center", budget=2, labelled_features=X[:3])
+    with pytest.raises(InputError, match="labelled= holds 4 points, but labelled_features= 3"):
+        select(X, probs=PROBS, labelled=PROBS[:, :4], labelled_features=X[:3], strategy="badge", budget=2)
+    # What measures no distances among features needs none of the labelled points.
+    for strategy in ("bald", "predictive-lcmd"):
+        given = {"means": X.T, "variances": 1.0, "labelled": X.T[:, :4]}
+        assert len(select(X, **given, strategy=strategy, budget=2)) == 2
+
+
+def test_arrays_that_torch_does_not_know(tmp_path):
+    wide = X.astype(np.longdouble)
+    assert select(wide, strategy="k-center", budget=3).index.tolist() == [
+        *select(X, strategy="k-center", budget=3).index
+    ]
+    assert len(select(means=X.T.astype(object), variances=1.0, budget=2)) == 2
+    with pytest.raises(InputError, match="an array holds object, expected numbers"):
+        select(X, strategy="k-center", labelled=np.array([["a", "b"]], dtype=object), budget=2)
+    table = pa.table({"a": [True, None, False], "b": [1.0, 2.0, 3.0]})
+    pyarrow.parquet.write_table(table, tmp_path / "pool.parquet")
+    with pytest.raises(InputError, match="the pool holds nan in row 1, column 0"):
+        select(tmp_path / "pool.parquet", strategy="k-center", budget=1)
+    with pytest.raises(InputError, match=r"pending has shape \(\) and type int64"):
+        select(X, strategy="random", budget=2, pending=np.array(3))
+
+
+@pytest.mark.parametrize("model", [BayesianLinearRegression(noise_variance=1.0), BayesianProbitRegression()])
+def test_models_take_halves_and_forget_gradients(model):
+    x = torch.from_numpy(X)
+    y = (x[:, 0] > 0).double()
+    assert model.fit(x.half(), y.half()).mean.dtype in (torch.float32, torch.float64)
+    posterior = model.fit(x.clone().requires_grad_(), y)
+    assert len(select(X, posterior=posterior, strategy="acs-fw", budget=3)) == 3
+
+
+def test_one_class_tells_nothing_apart():
+    one = SoftmaxPosterior(torch.zeros(1, 2), torch.ones(1, 2), torch.zeros(0, 1, 2))
+    for strategy in ("acs-fw", "predictive-lcmd", "bald", "maxent", "margin"):
+        with pytest.raises(InputError, match="at least two classes are needed"):
+            select(X, posterior=one, strategy=strategy, budget=3)
+
+
+def test_a_laplace_prior_needs_outputs_that_are_not_all_zero():
+    network = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    torch.nn.init.zeros_(network[0].weight)
+    torch.nn.init.zeros_(network[0].bias)
+    with pytest.raises(InputError, match="outputs are all zero"):
+        laplace_posterior(network, "0", X.astype(np.float32), X[:, 0].astype(np.float32), task="regression")

@@ -10,7 +10,7 @@ from coresift import InputError, select
 from coresift.models import samples
 from coresift.models.dropout import DropoutClassifier, DropoutPosterior, DropoutRegressor
 from coresift.models.ensemble import EnsemblePosterior
-from coresift.models.samples import categorical
+from coresift.models.samples import categorical, own_generator
 from coresift.models.softmax import SoftmaxPosterior
 from coresift.spaces.likelihood import expected_log_likelihood
 from coresift.testing import check_posterior
@@ -193,10 +193,13 @@ def test_what_comes_before_the_first_dropout_is_computed_once():
 def test_predictive_is_the_mixture():
     x = rows(8, 4)
     classes = DropoutPosterior(network(), num_predictive=30)
-    each = classes.conditional(x, classes.sample(30, generator()))
+    each = classes.conditional(x, classes.sample(30, own_generator()))
     torch.testing.assert_close(classes.predictive(x).probs, each.probs.mean(0))
     gaussians = DropoutPosterior(network(2), "gaussian", noise_variance=0.5, num_predictive=30)
-    each, predictive = gaussians.conditional(x, gaussians.sample(30, generator())), gaussians.predictive(x)
+    each, predictive = (
+        gaussians.conditional(x, gaussians.sample(30, own_generator())),
+        gaussians.predictive(x),
+    )
     assert isinstance(predictive, Independent) and isinstance(predictive.base_dist, Normal)
     torch.testing.assert_close(predictive.mean, each.mean.mean(0))
     torch.testing.assert_close(predictive.variance, 0.5 + each.mean.var(0, correction=0))

@@ -205,3 +205,31 @@ def test_without_the_package(monkeypatch):
     check_selector(KMedoids(), FeatureSpace(points))
     with pytest.raises(InputError, match=r"GramSpace, which has no stored vectors.*\.\[kmedoids\]"):
         KMedoids().select(GramSpace(points.mT @ points), 3)
+
+
+@pytest.mark.parametrize("selector", [KMedoids(), BY_TURNS], ids=["small", "turns"])
+def test_excluded_points_count_but_are_not_chosen(selector):
+    """One open point beside a hundred excluded ones stands for them all."""
+    points = torch.cat([0.5 * normal(1, 20), 10 + 0.5 * normal(1, 100, seed=1)], 1)
+    batch = selector.select(FeatureSpace(points), 1, exclude=range(21, 120))
+    assert batch.index.tolist() == [20]
+    batch = selector.select(FeatureSpace(points), 2, exclude=range(21, 120))
+    assert batch.index[0] == 20 and batch.index[1] < 20 and batch.weights.tolist() == [100, 20]
+    assert batch.residuals == pytest.approx(cost(points, batch.index))
+    batch = selector.select(FeatureSpace(points), 2, pending=[25], exclude=[*range(26, 120), *range(5)])
+    assert batch.pending_weights.sum() + batch.weights.sum() == pytest.approx(120)
+    assert not {*batch.index.tolist()} & {25, *range(26, 120), *range(5)}
+
+
+@given(
+    hnp.arrays(np.float64, (2, 14), elements=st.integers(-3, 3)),
+    st.sets(st.integers(0, 13), max_size=8),
+    st.integers(1, 4),
+)
+@settings(max_examples=60, deadline=None)
+def test_excluded_points_with_copies(values, excluded, budget):
+    points = torch.from_numpy(values)
+    batch = BY_TURNS.select(FeatureSpace(points), budget, exclude=excluded)
+    assert len({*batch.index.tolist()} - excluded) == budget
+    assert batch.residuals == pytest.approx(cost(points, batch.index), abs=1e-6)
+    assert batch.weights.sum() == pytest.approx(14)

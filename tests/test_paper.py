@@ -19,6 +19,8 @@ from coresift.models import (
     NormalInverseGammaPosterior,
     ProbitPosterior,
 )
+from coresift.models.dropout import DropoutPosterior
+from coresift.models.softmax import SoftmaxPosterior
 from coresift.pool import as_pool
 from coresift.scores import acs_norm, bald, entropy, margin, variance
 from coresift.spaces import (
@@ -284,19 +286,54 @@ def test_bald_in_closed_form_against_samples(problem):
         torch.testing.assert_close(sampled, exact, rtol=0.02, atol=0.005)
 
 
-def test_probit_bald_by_quadrature():
-    posterior = ProbitPosterior(torch.tensor([1.3]).double(), torch.tensor([[4.0]]).double())
+@pytest.mark.parametrize("mean", [0.0, 1.3, -7.0, 40.0])
+@pytest.mark.parametrize("deviation", [1e-3, 0.1, 1.0, 2.0, 15.0, 300.0])
+def test_probit_bald_by_quadrature(mean, deviation):
+    numbers = np.array([mean, deviation**2])
+    posterior = ProbitPosterior(torch.from_numpy(numbers[:1]), torch.from_numpy(numbers[1:, None]))
 
     def binary_entropy(p):
         return scipy.special.entr(p) + scipy.special.entr(1 - p)
 
     def integrand(f):
-        return scipy.stats.norm.pdf(f, 1.3, 2.0) * binary_entropy(scipy.special.ndtr(f))
+        return scipy.stats.norm.pdf(f, mean, deviation) * binary_entropy(scipy.special.ndtr(f))
 
-    expected, _ = scipy.integrate.quad(integrand, -25, 25, epsabs=1e-12)
-    direct = binary_entropy(scipy.special.ndtr(1.3 / math.sqrt(5))) - expected
+    near = [mean + k * deviation for k in (-10, -3, 0, 3, 10)]
+    places = sorted({min(max(place, -25.0), 25.0) for place in (*near, -25.0, -3.0, 0.0, 3.0, 25.0)})
+    expected = sum(
+        scipy.integrate.quad(integrand, *ends, epsabs=1e-14, epsrel=1e-11)[0]
+        for ends in itertools.pairwise(places)
+    )
+    direct = binary_entropy(scipy.special.ndtr(mean / math.sqrt(1 + deviation**2))) - expected
     value = bald(posterior, as_pool(torch.ones(1, 1).double()), generator=generator()).values
-    assert float(value[0]) == pytest.approx(direct, abs=1e-6)
+    assert float(value[0]) == pytest.approx(direct, abs=1e-9)
+
+
+def test_bald_of_classes_has_both_terms_from_the_same_draws():
+    """The mean of other draws, as predictions have them, would be three times as far off."""
+    draw = torch.Generator().manual_seed(0)
+    mean = 1.5 * torch.randn(4, 6, generator=draw).double()
+    posterior = SoftmaxPosterior(mean, torch.full_like(mean, 0.3), torch.zeros(0, 4, 6).double())
+    pool = as_pool(torch.randn(400, 6, generator=draw).double())
+    truth = bald(posterior, pool, 20_000, generator=torch.Generator().manual_seed(9)).values
+    for seed in range(3):
+        found = bald(posterior, pool, 128, generator=torch.Generator().manual_seed(seed)).values
+        assert float((found - truth).square().mean().sqrt()) < 0.01
+        assert bool((found > 0).all())
+
+
+@pytest.mark.parametrize(
+    "posterior",
+    [
+        SoftmaxPosterior(torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(0, 2, 3)),
+        DropoutPosterior(torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(3, 2))),
+    ],
+)
+def test_the_default_seed_does_not_give_the_draws_of_predictions(posterior):
+    """A batch by that seed would be judged by other rules than one by another."""
+    x = torch.ones(1, 3)
+    each = posterior.conditional(x, posterior.sample(100, torch.Generator().manual_seed(0)))
+    assert not torch.equal(each.probs.mean(0), posterior.predictive(x).probs)
 
 
 def test_entropies(problem):

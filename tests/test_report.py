@@ -728,3 +728,15 @@ def test_a_level_is_drawn_within_the_picture():
 def test_a_report_cannot_show_what_was_not_run(folder: Path) -> None:
     with pytest.raises(InputError, match=r"show names maxnet, but .* has .*maxent"):
         write_report(folder, show=["random", "maxnet"])
+
+
+@pytest.mark.parametrize("count", [6, 9])
+def test_all_are_drawn_where_colours_do(count: int, tmp_path: Path) -> None:
+    names = ["random", *(f"own-{number}" for number in range(count - 1))]
+    for name in names:
+        write(
+            Log(tmp_path / f"mine/{name}.jsonl"), {seed: run(name, seed, [BATCH, BATCH]) for seed in range(3)}
+        )
+    write_report(tmp_path)
+    text = (tmp_path / "table1.md").read_text(encoding="utf-8")
+    assert ("other methods are not drawn" in text) is (count > 7)

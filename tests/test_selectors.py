@@ -238,8 +238,15 @@ def test_duplicates_come_last_in_rankings():
     assert TopB().select(score, 3).index.tolist() == [0, 4, 2]
     assert TopB().select(score, 5).index.tolist() == [0, 4, 2, 1, 3]
     assert TopB().select(score, 2, pending=[1]).index.tolist() == [4, 2]
-    for seed in range(5):
-        assert len({float(rows[n]) for n in UniformRandom().select(score, 3, seed=seed).index}) == 3
+
+
+def test_a_random_batch_is_a_uniform_draw():
+    """Duplicates too: 30 of 40 points are the same, and so are about three quarters of what is drawn."""
+    score = Score(torch.zeros(40), as_pool(torch.arange(40.0)[:, None].clamp(min=29)))
+    drawn = np.concatenate([UniformRandom().select(score, 4, seed=seed).index for seed in range(500)])
+    assert len(drawn) == 2000 and abs((drawn < 30).mean() - 0.75) < 0.03
+    assert (np.abs(np.bincount(drawn, minlength=40) - 50) < 5 * np.sqrt(50)).all()
+    assert 7 not in UniformRandom().select(score, 30, pending=[7], exclude=[1, 2]).index
 
 
 def test_many_duplicates_are_cheap():

@@ -17,7 +17,8 @@ from coresift.models import (
     SoftmaxPosterior,
 )
 from coresift.pool import ArrayPool, as_pool
-from coresift.scores import margin
+from coresift.scores import Score, margin
+from coresift.selectors import GumbelTopB, TopB
 from coresift.spaces import badge_space, likelihood_space, predictive_space, sampled_likelihood_space
 from coresift.strategies import Problem
 from coresift.testing import check_posterior, check_space
@@ -377,3 +378,43 @@ def test_sampled_and_exact_spaces_choose_alike():
 def test_public_names():
     assert set(coresift.__all__) <= set(dir(coresift))
     assert coresift.__version__
+
+
+def test_two_classes_are_two_classes():
+    """As two of several, or as one probability."""
+    weights, pool = list(3 * normal(30, 3)), normal(80, 3)
+    one = FunctionPosterior(lambda x, w: Bernoulli(logits=x @ w), weights)
+    both = FunctionPosterior(lambda x, w: Categorical(logits=torch.stack([0 * (x @ w), x @ w], -1)), weights)
+    for strategy in ("greedy-logdet", "predictive-lcmd", "bald", "maxent"):
+        batches = [select(pool, posterior=each, strategy=strategy, budget=12) for each in (one, both)]
+        assert batches[0].index.tolist() == batches[1].index.tolist(), strategy
+
+
+def test_points_are_the_same_where_the_pool_says_so():
+    """Not where the model says the same of them: two points of the pool have one row of predictions each."""
+    probs = PROBS.clone()
+    probs[:, 1] = probs[:, 0] = 1 / 3
+    pool = normal(N, 2)
+    assert {0, 1} <= {*select(pool, probs=probs, strategy="maxent", budget=2).index.tolist()}
+    assert not {0, 1} <= {*select(probs=probs, strategy="maxent", budget=2).index.tolist()}
+
+
+def test_a_draw_without_chance_is_the_top():
+    score = Score(torch.linspace(0.01, 0.9, 50))
+    for kind in ("power", "softmax", "softrank"):
+        batch = GumbelTopB(kind, beta=float("inf")).select(score, 5)
+        assert batch.index.tolist() == TopB().select(score, 5).index.tolist()
+    for beta in (-1.0, float("nan")):
+        with pytest.raises(InputError, match="beta is"):
+            GumbelTopB(beta=beta)
+
+
+def test_bad_probabilities_deep_in_a_pool():
+    """A function sees blocks, and does not know where they begin."""
+    pool = torch.zeros(10_000, 1)
+    pool[9000] = 1
+    votes = SampledPredictions(
+        lambda x: torch.stack([0.5 + x, 0.5 + 0 * x], -1).movedim(1, 0).repeat(4, 1, 1), 4
+    )
+    with pytest.raises(InputError, match="probabilities of row 808 of a block sum to 2"):
+        select(pool, posterior=votes, strategy="maxent", budget=2)

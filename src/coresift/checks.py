@@ -43,16 +43,20 @@ def check_shape(tensor: Tensor, shape: tuple[int | None, ...], what: str) -> Non
         raise InputError(f"{what} has shape {seen}, expected ({wanted})")
 
 
-def check_probabilities(probs: Tensor, start: int = 0) -> None:
-    """Raise unless the last axis of ``probs`` (n, ..., C) holds non-negative numbers that sum to one."""
+def check_probabilities(probs: Tensor, start: int | None = None) -> None:
+    """Raise unless the last axis of ``probs`` (n, ..., C) holds non-negative numbers that sum to one.
+
+    ``start`` is the pool's row that they begin with, where that is known.
+    """
     total = probs.sum(-1).reshape(len(probs), -1)
     # Loose enough for softmax outputs that once were half precision.
     wrong = ((total - 1).abs() > 1e-3).any(-1) | (probs < 0).reshape(len(probs), -1).any(-1)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
         low, worst = float(probs[row].min()), float(total[row][(total[row] - 1).abs().argmax()])
+        place = f"row {row} of a block" if start is None else f"row {start + row}"
         raise InputError(
-            f"probabilities of row {start + row} sum to {worst:.6g} (smallest {low:.3g}), expected numbers "
+            f"probabilities of {place} sum to {worst:.6g} (smallest {low:.3g}), expected numbers "
             "of at least zero that sum to 1; pass softmax outputs, not logits, with classes on the last axis"
         )
 
@@ -82,7 +86,7 @@ def check_whole(value: object, least: int, name: str) -> None:
     Traceback (most recent call last):
     coresift.errors.InputError: refit_every is 2.5, expected a whole number of at least 1
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InputError(f"{name} is {value!r}, expected a whole number of at least {least}")
 
 
@@ -104,7 +108,8 @@ def check_index(index: Iterable[int], size: int, what: str) -> Index:
     """Return ``index`` as a sorted array of distinct positions in a pool of ``size`` points."""
     if not isinstance(index, Iterable) or isinstance(index, str):
         raise InputError(f"{what} is {index!r}, expected a list of positions in the pool")
-    array = np.asarray(index.cpu() if isinstance(index, Tensor) else list(index))
+    index = index.cpu() if isinstance(index, Tensor) else index
+    array = np.asarray(index if isinstance(index, Tensor | np.ndarray) else list(index))
     if array.size == 0:
         return np.empty(0, dtype=np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -124,6 +129,12 @@ def check_several(num_samples: int) -> None:
             "a single posterior sample cannot disagree with itself; pass at least two, or choose by what one "
             "model says: 'margin' or 'maxent'"
         )
+
+
+def check_classes(num_classes: int) -> None:
+    """Raise where a model knows but one class, and is as sure of each point as of any other."""
+    if num_classes < 2:
+        raise InputError("at least two classes are needed, the model predicts one")
 
 
 def check_memory(memory: int | str | None, size: int) -> int | None:

@@ -389,6 +389,11 @@ def _data_files(path: Path) -> list[Path]:
 def as_float(rows: Tensor | npt.NDArray[Any]) -> Tensor:
     """Rows as a float tensor: float32 and float64 stay, halves become float32, integers float64."""
     if isinstance(rows, np.ndarray):
+        if rows.dtype.kind not in "biuf" or rows.dtype.itemsize > 8:
+            try:  # of objects, None becomes NaN, which is found later
+                rows = rows.astype(np.float64, casting="unsafe" if rows.dtype.kind in "Of" else "safe")
+            except (TypeError, ValueError):
+                raise InputError(f"an array holds {rows.dtype}, expected numbers") from None
         # torch shares memory only with what it may write to, forward strides and this machine's byte order.
         if not rows.flags.writeable or min(rows.strides) < 0 or not rows.dtype.isnative:
             rows = np.array(rows, dtype=rows.dtype.newbyteorder("="))

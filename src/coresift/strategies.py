@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -109,6 +109,9 @@ class Strategy:
     ) -> Batch:
         """Build, then choose."""
         space = self.build(problem)
+        if isinstance(space, Score) and problem.features is not None:
+            # Points are the same where their features are: other points may have the same predictions.
+            space = replace(space, pool=problem.features)
         if problem.half and isinstance(space, VectorSpace):
             space.half = True
         return self.selector.select(space, budget, pending=pending, exclude=exclude, seed=problem.generator)
@@ -173,8 +176,24 @@ def _projected_predictive(problem: Problem) -> Space:
     return _predictive(problem, _DIMENSIONS, lengths="wavering")
 
 
+def _check_labelled_features(problem: Problem) -> None:
+    """Raise where labelled points have no place among the features, or not each its own."""
+    if problem.features is None or problem.labelled is None:
+        return
+    if problem.labelled_features is None:
+        raise InputError(
+            "features= and labelled= go with labelled_features=, the same features of those points"
+        )
+    if len(problem.labelled) != len(problem.labelled_features):
+        raise InputError(
+            f"labelled= holds {len(problem.labelled)} points, but labelled_features= "
+            f"{len(problem.labelled_features)}"
+        )
+
+
 def _features(problem: Problem) -> Space:
     _check_room(problem, "try 'predictive-lcmd'")
+    _check_labelled_features(problem)
     if problem.features is not None:
         return feature_space(None, problem.features, problem.labelled_features)
     return feature_space(problem.posterior_or_none, problem.pool, problem.labelled)
@@ -182,6 +201,7 @@ def _features(problem: Problem) -> Space:
 
 def _badge(problem: Problem) -> Space:
     _check_room(problem, "try 'predictive-lcmd'")
+    _check_labelled_features(problem)
     return badge_space(
         problem.posterior, problem.pool, problem.labelled, problem.features, problem.labelled_features
     )
@@ -321,10 +341,8 @@ def select(
     seen = None if features is None else as_pool(features)
     if seen is not None and len(seen) != len(source):
         raise InputError(f"the pool's features hold {len(seen)} points, but the predictions {len(source)}")
-    if seen is not None and known is not None and labelled_features is None:
-        raise InputError(
-            "features= and labelled= go with labelled_features=, the same features of those points"
-        )
+    if seen is None and labelled_features is not None:
+        raise InputError("labelled_features= goes with features=; of the pool's own rows, pass labelled=")
     if engine not in (None, "ray"):
         raise InputError(f"engine is {engine!r}, expected 'ray', or None for this process alone")
     if num_workers is not None and engine is None:

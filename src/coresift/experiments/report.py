@@ -401,9 +401,9 @@ def _handful(results: Results, ranking: Sequence[Standing]) -> list[str]:
     acs = ["acs-fw"] if "acs-fw" in results.runs else sorted(paper, key=len)[:1]
     leader = [standing.method for standing in ranking[:1]]
     # Those that may be missing on some data sets come last.
-    names = ["random", "maxent", *acs, *leader, "maxent-sg", "maxent-i", *results.ranked()[:1]]
-    if results.classes:  # others too, as many as there are colours
-        ranked = results.ranked()
+    ranked = results.ranked()
+    names = ["random", "maxent", *acs, *leader, "maxent-sg", "maxent-i", *ranked[:1]]
+    if results.classes or len(ranked) <= len(COLOURS):  # others too, as many as there are colours
         names = [name for name in dict.fromkeys([*names, *ranked]) if name in ranked][: len(COLOURS)]
         names.sort(key=lambda name: (name != "random", name))  # not by rank, which differs between reports
     return names
@@ -431,6 +431,8 @@ def _curves(results: Results, show: Sequence[str], top: Estimate | None) -> Pict
         f"Test {'accuracy' if results.classes else 'error'} against {along}: means over seeds, bands of two "
         "standard errors. Where a run has no fit, its last one before counts."
     )
+    if left := len(ranked) - len(names):
+        caption += f" {left} other method{'s are' if left > 1 else ' is'} not drawn."
     if results.classes:
         caption += " The first fit, which all have in common, may lie below the picture."
     if beyond:

@@ -17,7 +17,7 @@ from torch.distributions import Distribution
 from coresift.models.estimator import seeded
 from coresift.models.gaussian import check_positive
 from coresift.models.plain import KnownByNetworks, Likelihood, PlainClassifier, PlainRegressor
-from coresift.models.samples import by_blocks, categorical, gaussian, mixture
+from coresift.models.samples import by_blocks, categorical, gaussian, mixture, own_generator
 from coresift.networks.images import Precision
 from coresift.networks.layers import input_tensor, rows_at_a_time
 from coresift.networks.trainer import Schedule
@@ -176,7 +176,7 @@ class DropoutPosterior:
 
     @cached_property
     def _seeds(self) -> Tensor:
-        return self.sample(self.num_predictive, torch.Generator().manual_seed(0))
+        return self.sample(self.num_predictive, own_generator())
 
 
 class _Dropout(KnownByNetworks):

@@ -83,8 +83,9 @@ def quadratic(x: Tensor, matrix: Tensor) -> Tensor:
 
 def check_labelled(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Labelled rows (n, d) and targets (n,) as float tensors of one type, or an error."""
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
-    x = x if x.is_floating_point() else x.double()
+    x, y = torch.as_tensor(x).detach(), torch.as_tensor(y).detach()
+    # Halves are too few digits to solve with, and torch has no solver for them.
+    x = x if x.dtype in (torch.float32, torch.float64) else x.float() if x.is_floating_point() else x.double()
     check_shape(x, (None, None), "x")
     check_shape(y, (len(x),), "y")
     check_finite(x, what="labelled x")

@@ -365,6 +365,10 @@ def _linear_layer(
     check_positive(noise_variance, "noise_variance")
     precision = gram / noise_variance
     outputs = float(mean @ gram @ mean)  # the sum of their squares
+    if prior_precision is None and outputs == 0:
+        raise InputError(
+            "the network's outputs are all zero, which says nothing of a prior; pass prior_precision="
+        )
     precision.diagonal().add_(prior_precision or float(gram.trace()) / (_PRIOR_VARIANCE * outputs))
     covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
     return LinearPosterior(mean, covariance, noise_variance)

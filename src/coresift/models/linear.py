@@ -109,7 +109,10 @@ class BayesianLinearRegression:
     noise_rate: float = 1.0
 
     def fit(self, x: Tensor, y: Tensor) -> LinearPosterior | NormalInverseGammaPosterior:
-        """Condition on rows ``x`` (n, d) and targets ``y`` (n,); n may be zero, for the prior itself."""
+        """Condition on rows ``x`` (n, d) and targets ``y`` (n,).
+
+        n may be zero, for the prior itself, where the noise is known or ``noise_shape`` is above 1.
+        """
         x, y = check_labelled(x, y)
         prior_mean, prior_precision = gaussian_prior(self.prior_mean, self.prior_covariance, x)
         noise = 1.0 if self.noise_variance is None else self.noise_variance

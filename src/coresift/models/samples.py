@@ -267,6 +267,13 @@ def _matched_normal(mean: Tensor, variance: Tensor) -> Normal:
     return Normal(mean.mean(0), (variance.mean(0) + spread).sqrt(), validate_args=False)
 
 
+def own_generator() -> torch.Generator:
+    """For the draws that predictions are the mean of: not with a seed that people choose, or what they draw
+    with that would be the same draws.
+    """
+    return torch.Generator().manual_seed(0x5EED_0F_0A_C0DE)
+
+
 def choose(available: int, num: int, generator: torch.Generator) -> Tensor:
     """(min(num, available),) distinct positions; all of them, in order, where that is what is asked."""
     if num >= available:

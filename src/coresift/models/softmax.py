@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from coresift.checks import check_shape
-from coresift.models.samples import by_blocks
+from coresift.models.samples import by_blocks, own_generator
 from coresift.types import InputError
 
 # Log probabilities stop here: one that rounds to minus infinity would rule an outcome out for good.
@@ -75,7 +75,7 @@ class SoftmaxPosterior:
 
     @cached_property
     def _draws(self) -> Tensor:
-        return self.sample(self.num_predictive, torch.Generator().manual_seed(0))
+        return self.sample(self.num_predictive, own_generator())
 
     def predictive(self, x: Tensor) -> Categorical:
         def mean(rows: Tensor) -> Categorical:

@@ -10,14 +10,20 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributions import Bernoulli, Categorical
 
 from coresift.checks import check_several
 from coresift.models.base import FiniteSamples, Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.models.probit import ProbitPosterior
+from coresift.models.samples import mixture
 from coresift.pool import Pool
 from coresift.scores.base import Score, score_pool
 from coresift.scores.entropy import distribution_entropy
+
+# Of the integral for probit regression: its nodes, how many deviations it goes from the mean, and how far
+# from zero, beyond which labels are certain.
+_NODES, _DEVIATIONS, _FARTHEST = 128, 9.0, 10.0
 
 
 def bald(
@@ -31,7 +37,7 @@ def bald(
     """Expected information gain: exact for linear and probit regression, from J samples for other models.
 
     Never below zero. Linear regression gives 1/2 log(1 + x^T S x / s0^2); probit needs one integral over the
-    real line, done by Gauss-Hermite quadrature. Pass ``exact=False`` for the sampled estimate in any case.
+    real line, done by quadrature. Pass ``exact=False`` for the sampled estimate in any case.
     """
     if exact and isinstance(posterior, LinearPosterior):
         noise = posterior.noise_variance
@@ -51,20 +57,27 @@ def bald(
     def gain(x: Tensor) -> Tensor:
         each = posterior.conditional(x, theta)
         check_several(each.batch_shape[0])
-        expected = distribution_entropy(each).mean(0)
-        return (distribution_entropy(posterior.predictive(x)) - expected).clamp(min=0)
+        # Of classes, both terms from the same draws: the noise of one is then that of the other. A predictive
+        # may be the mean of other draws, and the difference would be small beside the noise of the two.
+        discrete = isinstance(each, Categorical | Bernoulli)
+        whole = distribution_entropy(mixture(each) if discrete else posterior.predictive(x))
+        return (whole - distribution_entropy(each).mean(0)).clamp(min=0)
 
     return score_pool(gain, pool, block=1024)
 
 
 def _probit_information(posterior: ProbitPosterior, x: Tensor) -> Tensor:
     """(n,) H[Phi(zeta)] - E[H[Phi(f)]] with f ~ N(mu^T x, s_nn)."""
-    nodes, weights = (torch.from_numpy(a).to(posterior.mean) for a in np.polynomial.hermite_e.hermegauss(64))
-    mean, deviation = (
-        posterior.features(x) @ posterior.mean,
-        posterior.function_variance(x).sqrt().to(posterior.mean),
+    nodes, weights = (
+        torch.from_numpy(a).to(posterior.mean.device) for a in np.polynomial.legendre.leggauss(_NODES)
     )
-    latent = mean + nodes[:, None] * deviation  # (64, n)
+    mean = (posterior.features(x) @ posterior.mean).double()
+    deviation = posterior.function_variance(x).sqrt().clamp(min=1e-12)
+    # Gauss-Legendre where the density and the entropy are more than rounding: nodes that follow the density
+    # alone, as Gauss-Hermite's do, step over the entropy where the deviation is large.
+    low, high = ((mean + side * _DEVIATIONS * deviation).clamp(-_FARTHEST, _FARTHEST) for side in (-1, 1))
+    latent = (low + high) / 2 + nodes[:, None] * (high - low) / 2  # (nodes, n)
+    density = torch.exp(-0.5 * ((latent - mean) / deviation).square()) / (deviation * math.sqrt(2 * math.pi))
     each = posterior.likelihood(latent.unsqueeze(-1), latent)
-    expected = weights @ distribution_entropy(each) / math.sqrt(2 * math.pi)
-    return distribution_entropy(posterior.predictive(x)) - expected
+    expected = weights @ (density * distribution_entropy(each)) * (high - low) / 2
+    return (distribution_entropy(posterior.predictive(x)) - expected).clamp(min=0)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.distributions import Distribution, StudentT
+from torch.distributions import Categorical, Distribution, StudentT
 
+from coresift.checks import check_classes
 from coresift.models.base import Posterior
 from coresift.pool import Pool
 from coresift.scores.base import Score, score_pool
@@ -19,6 +20,8 @@ def entropy(posterior: Posterior, pool: Pool) -> Score:
 
 def distribution_entropy(distribution: Distribution) -> Tensor:
     """The entropy of each member of a batch, with a fast path for Student's t."""
+    if isinstance(distribution, Categorical):
+        check_classes(distribution.probs.shape[-1])
     if isinstance(distribution, StudentT):
         return student_t_entropy(distribution.df, distribution.scale)
     try:

@@ -40,7 +40,8 @@ class KMedoids(Selector[Space]):
     matrix of all pairs, and its sum is one to four percent larger. A space without stored vectors, or with
     vectors on disk or on other machines, is represented by a uniform sample.
 
-    Pending points hold medoids of their own. Points come in the order of how many are nearest to them, which
+    Pending points hold medoids of their own. Excluded ones count like the others, but are no medoids; a space
+    without stored vectors passes over them. Points come in the order of how many are nearest to them, which
     is also their weight.
 
     Parameters
@@ -65,45 +66,58 @@ class KMedoids(Selector[Space]):
 
     def _choose(self, space: Space, account: Account, generator: torch.Generator) -> tuple[Floats, Floats]:
         candidates, pending = account.open.nonzero()[:, 0].cpu(), torch.from_numpy(account.pending)
+        others = account.open.logical_not().cpu()
+        others[pending] = False
+        excluded = others.nonzero()[:, 0] if isinstance(space, ColumnSpace) else pending[:0]
         at_hand = isinstance(space, VectorSpace) and isinstance(space.columns, InMemory)
         size = max(self.max_points, 2 * (account.budget + len(pending)))
         if not at_hand and size < len(candidates):
-            candidates = candidates[torch.randperm(len(candidates), generator=generator)[:size]].sort().values
-        fasterpam = None if at_hand and len(candidates) > self.max_points else _fasterpam()
+            share = size / len(candidates)
+            candidates, excluded = (_sample(part, share, generator) for part in (candidates, excluded))
+        # FasterPAM would choose excluded points too.
+        by_turns = (at_hand and len(candidates) > self.max_points) or len(excluded) > 0
+        fasterpam = None if by_turns else _fasterpam()
         if fasterpam is not None:
             # Pending points come last, so that positions below len(candidates) are those of candidates.
             distance = _distances(space, torch.cat([candidates, pending]))
             found = _swap(fasterpam, distance, len(candidates), account.budget, generator)
         elif isinstance(space, ColumnSpace):
-            found = self._alternate(space, candidates, pending, account.budget, generator)
+            found = self._alternate(space, candidates, pending, excluded, account.budget, generator)
         else:
             raise InputError(
                 f"K-Medoids on {type(space).__name__}, which has no stored vectors, needs the kmedoids "
                 'package: pip install ".[kmedoids]" in the folder of the clone'
             )
         medoids, sizes, cost = found
-        held, own = np.split(sizes * (len(space) / len(candidates)), [len(pending)])
+        held, own = np.split(sizes * (len(space) / (len(candidates) + len(excluded))), [len(pending)])
         order = np.argsort(-own, kind="stable")
         for position in order:
             account.take(int(candidates[medoids[position]]))
         return np.concatenate([held, own[order]]), np.array([cost])
 
     def _alternate(
-        self, space: ColumnSpace, candidates: Tensor, pending: Tensor, budget: int, generator: torch.Generator
+        self,
+        space: ColumnSpace,
+        candidates: Tensor,
+        pending: Tensor,
+        excluded: Tensor,
+        budget: int,
+        generator: torch.Generator,
     ) -> Found:
-        """By turns, where pending points are medoids that never move.
+        """By turns, where pending points are medoids that never move, and excluded ones are none.
 
         Copies of a point are one point of their number: one at most is a medoid, as long as there are points
         that no medoid is a copy of.
         """
-        points, unit = _points(space, torch.cat([pending, candidates]))
+        points, unit = _points(space, torch.cat([pending, candidates, excluded]))
         first, group = _distinct(points)
         waiting = len(pending)
-        held = int((first < waiting).sum())  # places with a pending point come first, as those points do
+        # Places with a pending point come first, as those points do, then those with a candidate.
+        held, allowed = (int((first < end).sum()) for end in (waiting, waiting + len(candidates)))
         # A uniform start: with the jumps, k-means++ ends at the same sum of distances within half a percent.
-        start = held + torch.randperm(len(first) - held, generator=generator)[:budget]
+        start = held + torch.randperm(allowed - held, generator=generator)[:budget]
         weights = torch.bincount(group[waiting:], minlength=len(first))
-        turns = Turns(points[first], weights, held, start.to(points.device))
+        turns = Turns(points[first], weights, held, allowed, start.to(points.device))
         turns.run(self.max_iterations)
         chosen = first[turns.medoids].cpu().numpy()
         order = np.argsort(chosen)  # pending ones stay in front
@@ -127,6 +141,7 @@ class Turns:
     points : (n, J), all distinct.
     weights : (n,) how many points each stands for.
     held : how many of the points, the first ones, are medoids that never move.
+    allowed : how many of the points, the first ones with those, may be medoids.
     start : (b,) positions of further medoids.
 
     Attributes
@@ -135,10 +150,10 @@ class Turns:
     owner : (n,) the number of each point's medoid.
     """
 
-    def __init__(self, points: Tensor, weights: Tensor, held: int, start: Tensor) -> None:
+    def __init__(self, points: Tensor, weights: Tensor, held: int, allowed: int, start: Tensor) -> None:
         # Seen from the mean, products of points have the least to cancel out.
         self.points = points - points.mean(0, dtype=torch.float64).to(points)
-        self.weights, self.held = weights.to(points), held
+        self.weights, self.held, self.allowed = weights.to(points), held, allowed
         self.medoids = torch.cat([torch.arange(held, device=start.device), start])
         self._working_set = _WORKING_SET_ON_GPU if points.is_cuda else _WORKING_SET
         self._squares = self.points.square().sum(1)
@@ -250,11 +265,11 @@ class Turns:
         present = self.medoids[numbers, None]  # (c, 1)
         # Seen from the medoid: rounding is then small beside the cluster, wherever that lies.
         local = self.points[members] - self.points[present]  # (c, m, J)
-        weights = self.weights[members] * inside
+        weights, able = self.weights[members] * inside, inside & (members < self.allowed)
         middles = torch.arange(members.shape[1], device=members.device).expand_as(members)
         if members.shape[1] > _MOST_MIDDLES:
             mean = (weights[:, None] @ local) / weights.sum(1)[:, None, None]
-            far = (local - mean).square().sum(2).masked_fill_(~inside, torch.inf)
+            far = (local - mean).square().sum(2).masked_fill_(~able, torch.inf)
             far.masked_fill_(inside & (members == present), -1.0)  # which the others are compared with
             middles = far.topk(_MOST_MIDDLES, largest=False).indices.sort().values  # (c, t)
         candidates = local.gather(1, middles[:, :, None].expand(-1, -1, local.shape[2]))
@@ -267,7 +282,7 @@ class Turns:
             distance.masked_fill_(itself, 0.0)  # and not the root of what rounding leaves
             sums += (weights[:, None, part] @ distance)[:, 0]
             gains += (weights[:, None, part] @ (now[:, part, None] - distance).clamp_(min=0))[:, 0]
-        at, padding = members.gather(1, middles), ~inside.gather(1, middles)
+        at, padding = members.gather(1, middles), ~able.gather(1, middles)
         which = gains.masked_fill_(padding, -1.0).argmax(1)
         self._goals[numbers] = at.gather(1, which[:, None])[:, 0]
         least, which = sums.masked_fill_(padding, torch.inf).min(1)
@@ -317,6 +332,11 @@ def _points(space: ColumnSpace, index: Tensor) -> tuple[Tensor, float]:
     if isinstance(space, VectorSpace):
         return (space.columns.at(index) / space.unit).mT.contiguous(), space.unit
     return space.columns_at(index).mT.contiguous(), 1.0
+
+
+def _sample(index: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """A share of some points, in ascending order."""
+    return index[torch.randperm(len(index), generator=generator)[: round(share * len(index))]].sort().values
 
 
 def _distinct(points: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +18,11 @@ from coresift.types import Floats, InputError
 
 @dataclass(frozen=True)
 class RankingSelector(Selector[Score]):
-    """Takes points in descending order of a value; ties go to the lower index, duplicates come last."""
+    """Takes points in descending order of a value; ties go to the lower index, duplicates come last.
+
+    Duplicates are points that are the same in ``score.pool``. Where that holds predictions alone, they are
+    points that no sample of the model tells apart.
+    """
 
     @abstractmethod
     def _values(self, score: Score, generator: torch.Generator) -> Tensor:
@@ -75,6 +80,12 @@ class GumbelTopB(RankingSelector):
     kind: Literal["power", "softmax", "softrank"] = "power"
     beta: float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.kind not in ("power", "softmax", "softrank"):
+            raise InputError(f"kind is {self.kind!r}, expected 'power', 'softmax' or 'softrank'")
+        if not self.beta >= 0:
+            raise InputError(f"beta is {self.beta}, expected a number of at least zero")
+
     def _values(self, score: Score, generator: torch.Generator) -> Tensor:
         values = score.values.double()
         if self.kind == "power":
@@ -86,19 +97,24 @@ class GumbelTopB(RankingSelector):
             logits = values.clamp(min=1e-300).log()
         elif self.kind == "softmax":
             logits = values
-        elif self.kind == "softrank":
-            logits = -(values.argsort(descending=True, stable=True).argsort() + 1.0).double().log()
         else:
-            raise InputError(f"kind is {self.kind!r}, expected 'power', 'softmax' or 'softrank'")
+            logits = -(values.argsort(descending=True, stable=True).argsort() + 1.0).double().log()
+        if math.isinf(self.beta):
+            return values
         return self.beta * logits + _gumbel(len(score), generator)
 
 
 @dataclass(frozen=True)
-class UniformRandom(RankingSelector):
-    """Any points, all equally likely: the baseline to beat."""
+class UniformRandom(Selector[Score]):
+    """Any points, all equally likely, duplicates too: the baseline to beat, and fit for a test set."""
 
-    def _values(self, score: Score, generator: torch.Generator) -> Tensor:
-        return _gumbel(len(score), generator)
+    def _choose(
+        self, score: Score, account: Account, generator: torch.Generator
+    ) -> tuple[Floats | None, Floats | None]:
+        order = _gumbel(len(score), generator).argsort(descending=True, stable=True)
+        for n in order[account.open[order]][: account.budget].tolist():
+            account.take(n)
+        return None, None
 
 
 def _gumbel(size: int, generator: torch.Generator) -> Tensor:

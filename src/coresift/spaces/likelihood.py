@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, Normal, StudentT, kl_divergence, register_kl
 
-from coresift.checks import check_finite, check_several
+from coresift.checks import check_classes, check_finite, check_several
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.pool import BLOCK, Part, Pool, as_pool
@@ -83,7 +83,7 @@ def sampled_likelihood_space(
         constant added to a log-likelihood leaves the posterior as it was; only the centred product is
         blind to it.
     dtype : of the stored (J, N) vectors.
-    memory : bytes the process may hold; vectors that would fill half of it go to a temporary file.
+    memory : bytes the process may hold; vectors that do not fit beside all else go to a temporary file.
 
     >>> from coresift.models.samples import ClassSamples
     >>> probs_N_K_C = torch.tensor([[[0.9, 0.1], [0.1, 0.9]], [[0.5, 0.5], [0.5, 0.5]]])
@@ -101,7 +101,10 @@ def sampled_likelihood_space(
         check_finite(row)
         first = posterior.conditional(row, theta)
         check_several(first.batch_shape[0])
-        width = first.probs.shape[-1] if isinstance(first, Categorical) else first.event_shape.numel()
+        width = first.event_shape.numel()
+        if isinstance(first, Categorical):
+            width = first.probs.shape[-1]
+            check_classes(width)
         # A power of two: a part of a pool that begins at a multiple of 8192 is then cut at the same points.
         size = 2 ** int(math.log2(min(max(_WORKING_SET // (first.batch_shape[0] * width), 64), BLOCK)))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution
 
-from coresift.checks import check_several
+from coresift.checks import check_classes, check_several
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.pool import Pool, as_pool
@@ -85,17 +85,18 @@ def predictive_space(
 
 def wavering(probs: Tensor) -> Tensor:
     """(...) one less the gap between the two likeliest of (..., C) classes."""
-    if probs.shape[-1] < 2:
-        raise InputError("at least two classes are needed, the model predicts one")
+    check_classes(probs.shape[-1])
     first, second = probs.topk(2, -1).values.unbind(-1)
     return 1 - (first - second)
 
 
 def _by_information(each: Distribution) -> Tensor:
     """(J, n, ...) from samples of batch shape (J, n)."""
-    if isinstance(each, Categorical):
+    if isinstance(each, Categorical | Bernoulli):
         mean = each.probs.mean(0)
-        return (each.probs - mean) / mean.sqrt()
+        # Of two classes, one as far as the other: the square is (p - m)^2 (1 / m + 1 / (1 - m)).
+        variance = mean if isinstance(each, Categorical) else mean * (1 - mean)
+        return (each.probs - mean) / variance.clamp_min(1e-30).sqrt()
     return (each.mean - each.mean.mean(0)) / each.variance.mean(0).sqrt()
 
 
