@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coresift.labelling.files import nearest_class, read_answers, write_batch
+from coresift.labelling.files import (
+    alike_classes,
+    is_label,
+    nearest_class,
+    plain_class,
+    read_answers,
+    write_batch,
+)
 from coresift.labelling.records import Answer
 from coresift.types import InputError
 
@@ -41,12 +48,21 @@ texts = st.one_of(
 names = texts.filter(str.strip)
 
 
-def read(folder, content, task="classification", classes=None, known=IDS):
+def read_all(folder, content, task="classification", classes=None, known=IDS, id_column=None):
     path = folder / "labelled.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return read_answers(
-        path, target="price", task=task, ids=lambda ids: [one in known for one in ids], classes=classes
+        path,
+        target="price",
+        task=task,
+        ids=lambda ids: [one in known for one in ids],
+        classes=classes,
+        id_column=id_column,
     )
+
+
+def read(*words, **options):
+    return read_all(*words, **options)[0]
 
 
 def cells_of(path):
@@ -93,9 +109,10 @@ REFUSED = {
         "id,price\na,1 234\n",
         "row 2, column 'price': '1 234' is not a number; .* thousands",
     ),
-    "NaN": ("id,price\na,NaN\n", "row 2, column 'price': 'NaN' is not a number$"),
     "inf": ("id,price\na,-inf\n", "row 2, column 'price': '-inf' is not a number$"),
     "1e400": ("id,price\na,1e400\n", "row 2, column 'price': '1e400' is too large for a number"),
+    # As features are: its square is none that a program can hold.
+    "1e200": ("id,price\na,3\nb,-1e200\n", "row 3, column 'price': '-1e200' is too large for a number"),
     "underscores": ("id,price\na,1_000\n", "row 2, column 'price': '1_000' is not a number$"),
     "digits of other scripts": ("id,price\na,\u0663\n", "row 2, column 'price': '\u0663' is not a number$"),
     "a formula for a number": ("id,price\na,=1+1\n", "row 2, column 'price': '=1[+]1' is not a number$"),
@@ -212,6 +229,66 @@ def test_classes(tmp_path, label, classes):
         assert read(tmp_path, f"id,price\na,{written}\n", classes=classes) == [Answer("a", label)]
 
 
+@pytest.mark.parametrize(
+    ("written", "label"),
+    [
+        ("1.0", "1"),
+        ("-3.00", "-3"),
+        ("007", "007"),
+        ("007.0", "007"),
+        ("1.10", "1.10"),
+        ("v1.0", "v1.0"),
+        ("1.", "1."),
+    ],
+)
+def test_whole_numbers_among_classes_have_no_fraction(tmp_path, written, label):
+    assert read(tmp_path, f"id,price\na,{written}\n") == [Answer("a", label)]
+    assert read(tmp_path, f"id,price\na,{written}\n", classes=["x", label]) == [Answer("a", label)]
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_words_for_no_label_are_passed_over_and_counted(tmp_path, task):
+    cells = {"a": "NA", "b": "NaN", "c": "null", " a": "n/a", " b": "nan", " c": ""}
+    words = "".join(f"{one},{word},\n" for one, word in cells.items())
+    assert read_all(tmp_path, f"id,price,skip\n{words}a,3,\nb,NULL,x\n", task) == (
+        [Answer("a", "3"), Answer("b", None)],
+        5,
+    )
+
+
+def test_words_for_no_label_may_be_classes_by_name(tmp_path):
+    content = "id,price\na,NA\nb,EU\nc,NaN\n"
+    assert read_all(tmp_path, content, classes=["EU", "NA"]) == ([Answer("a", "NA"), Answer("b", "EU")], 1)
+
+
+@pytest.mark.parametrize("header", ["key,price", "id,price", "price,key,id", "key;price"])
+def test_ids_may_have_the_name_that_the_pool_has_for_them(tmp_path, header):
+    separator = ";" if ";" in header else ","
+    cells = {"key": "a", "price": "3", "id": "a" if "key" not in header else "another"}
+    row = separator.join(cells[name] for name in header.split(separator))
+    assert read(tmp_path, f"{header}\n{row}\n", id_column=" key") == [Answer("a", "3")]
+
+
+def test_mistakes_name_the_column_of_ids_that_is_there(tmp_path):
+    for content, message in (
+        ("ID,price\na,3\n", "no column 'key' or 'id', only 'ID, price'"),
+        ("key,price\nzz,3\n", "row 2, column 'key': 'zz' is not in the project"),
+        ("key,price\n ,3\n", "row 2, column 'key': it is empty"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read(tmp_path, content, id_column="key")
+    # A name that another part of an answer has stays with that.
+    assert read(tmp_path, "id,price,who\na,3,ann\n", id_column="who") == [Answer("a", "3", "ann")]
+
+
+def test_classes_that_are_alike():
+    assert alike_classes(["Yes", "no", "yes", "New York", "newyork", "YES"]) == [
+        ["Yes", "yes", "YES"],
+        ["New York", "newyork"],
+    ]
+    assert alike_classes(["yes", "no", "eyes"]) == []
+
+
 def test_of_classes_that_differ_by_case_the_first_is_meant():
     assert nearest_class("bil", ["bill", "Bill"]) == "bill" and nearest_class("ship", ["bill"]) is None
 
@@ -301,6 +378,15 @@ def test_batch(tmp_path):
     assert cells_of(path) == [["id", "price", "skip", "who"]]
 
 
+def test_no_column_of_a_batch_is_taken_for_another(tmp_path):
+    path = tmp_path / "batch.csv"
+    others = ["label", "item label", " key", "text"]
+    write_batch(path, "price", [{"id": "a", **{name: name.upper() for name in others}}], "key")
+    header, row = cells_of(path)
+    assert header[4:] == ["item label", "item item label", "item key", "text"]
+    assert row[4:] == [name.upper() for name in others]
+
+
 def test_batch_that_cannot_be_written(tmp_path):
     path = tmp_path / "batch.csv"
     path.write_text("as it was")
@@ -332,14 +418,15 @@ def test_there_and_back(tmp_path_factory, items, target, told, separator):
     path = tmp_path_factory.getbasetemp() / "batch.csv"
     labels = [label.strip() for label, _ in items.values()]
     if not told:  # then an apostrophe before a formula is taken for a guard
-        labels = [re.sub(r"^[\s']+", "", label) or "x" for label in labels]
+        labels = [re.sub(r"^[\s']+", "", label) for label in labels]
+        labels = [plain_class(label) if is_label(label, None) else "x" for label in labels]
     write_batch(path, target, [{"id": one, "rank": "1", "text": text} for one, (_, text) in items.items()])
     header, *rows = cells_of(path)
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter=separator)
         writer.writerow(header)
         writer.writerows([row[0], label, *row[2:]] for row, label in zip(rows, labels, strict=True))
-    answers = read_answers(
+    answers, _ = read_answers(
         path,
         target=target,
         task="classification",

@@ -1,5 +1,6 @@
 """The ledger: what happened is added to, and states follow from it."""
 
+import os
 import sqlite3
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coresift.labelling.ledger import Ingested, Ledger
+from coresift.labelling.ledger import Correction, Ingested, Ledger
 from coresift.labelling.records import Answer, Chosen, Round
 from coresift.types import InputError
 
@@ -68,7 +69,9 @@ def test_a_round_is_written_whole_or_not_at_all(ledger):
 
 
 def test_a_correction_is_a_new_event(ledger):
-    assert ledger.add_answers([Answer("item 0", "dog", "ben")], "b.csv") == Ingested(corrected=1)
+    changed = ledger.add_answers([Answer("item 0", "dog", "ben")], "b.csv")
+    assert changed == Ingested(corrected=1, corrections=(Correction("item 0", "cat", "dog", "ben"),))
+    assert changed.counts() == {"new": 0, "same": 0, "corrected": 1, "skipped": 0, "outdated": 0}
     assert [label for _, _, label, _ in ledger.history(0)] == ["cat", "dog"]
     assert {one.position: one.label for one in ledger.labels()} == {0: "dog", 1: "dog"}
 
@@ -76,7 +79,7 @@ def test_a_correction_is_a_new_event(ledger):
 def test_a_file_that_comes_again_undoes_no_correction(ledger):
     first, second = [Answer("item 5", "cat")], [Answer("item 5", "dog")]
     assert ledger.add_answers(first, "a.csv", "1") == Ingested(new=1)
-    assert ledger.add_answers(second, "b.csv", "2") == Ingested(corrected=1)
+    assert ledger.add_answers(second, "b.csv", "2").corrected == 1
     for _ in range(10):
         assert ledger.add_answers(first, "a.csv", "1") == Ingested(outdated=1)
     assert ledger.labels()[-1].label == "dog" and len(ledger.history(5)) == 2
@@ -87,9 +90,50 @@ def test_an_older_answer_does_not_replace_a_later_one(ledger):
     assert ledger.add_answers([later], "a") == Ingested(new=1)
     earlier = Answer("item 5", "dog", at="2026-02-02T09:59:00+00:00")
     assert ledger.add_answers([earlier], "a") == Ingested(outdated=1)
-    assert ledger.add_answers([replace(earlier, at="2026-02-02T10:01:00+00:00")], "a") == Ingested(
-        corrected=1
-    )
+    assert ledger.add_answers([replace(earlier, at="2026-02-02T10:01:00+00:00")], "a").corrected == 1
+
+
+@pytest.mark.parametrize(("who", "source"), [("ann", "tuesday.csv"), (None, "a.csv")])
+def test_a_file_that_has_grown_undoes_no_correction(ledger, who, source):
+    ledger.add_answers([Answer("item 5", "cat", who)], "a.csv", "1")
+    ledger.add_answers([Answer("item 5", "dog", "ben")], "b.csv", "2")
+    grown = [Answer("item 5", "cat", who), Answer("item 6", "cat", who)]
+    for number in range(2):
+        changed = ledger.add_answers(grown, source, f"3-{number}")
+        assert changed == Ingested(new=1 - number, same=number, outdated=1)
+    assert [label for _, _, label, _ in ledger.history(5)] == ["cat", "dog"]
+
+
+def test_a_skip_that_comes_again_undoes_no_label(ledger):
+    ledger.add_answers([Answer("item 5", None, "ann")], "a.csv")
+    ledger.add_answers([Answer("item 5", "dog", "ben")], "b.csv")
+    assert ledger.add_answers([Answer("item 5", None, "ann")], "a.csv") == Ingested(outdated=1)
+
+
+def test_people_may_change_their_minds(ledger):
+    """An answer given before counts again where nobody else spoke since, or where it has another time."""
+    for label in ("cat", "dog", "cat", "dog"):
+        ledger.add_answers([Answer("item 5", label, "ann")], "a.csv")
+        assert ledger.labels()[-1].label == label
+    ledger.add_answers([Answer("item 5", "cow", "ben")], "b.csv")
+    later = Answer("item 5", "dog", "ann", "2026-02-02T10:01:00+00:00")
+    assert ledger.add_answers([later], "a.csv").corrected == 1
+    # What somebody else said before is not theirs to repeat.
+    assert ledger.add_answers([Answer("item 5", "cat", "cid")], "c.csv").corrected == 1
+
+
+def test_an_item_that_was_opened_again_takes_any_answer(ledger):
+    ledger.add_answers([Answer("item 5", "cat", "ann")], "a.csv")
+    ledger.add_answers([Answer("item 5", None, "ben")], "b.csv")
+    ledger.reopen([5])
+    assert ledger.add_answers([Answer("item 5", "cat", "ann")], "a.csv") == Ingested(new=1)
+
+
+def test_answers_that_were_given_before_are_known(ledger):
+    ledger.add_answers([Answer("item 0", "dog")], "a.csv")
+    assert ledger.knows_answers([Answer("item 0", "cat"), Answer("item 0", "dog"), Answer("item 1", "dog")])
+    for answer in (Answer("item 0", "cow"), Answer("item 0", None), Answer("item 5", "cat")):
+        assert not ledger.knows_answers([Answer("item 1", "dog"), answer])
 
 
 @pytest.mark.parametrize("table", ["facts", "items", "rounds", "imports", "events"])
@@ -121,6 +165,39 @@ def test_what_is_no_ledger_is_said_to_be_none(tmp_path):
     sqlite3.connect(path).close()
     with pytest.raises(InputError, match="a ledger of version 0, this program reads 1"):
         Ledger(path)
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """As if nothing could be written; root can, whatever a folder's mode is."""
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and may(path, mode))
+
+
+def test_a_ledger_is_read_where_nothing_can_be_written(ledger, read_only):
+    ledger.add_answers([Answer("item 5", "cat")], "a.csv")
+    ledger.close()
+    before = sorted(file.name for file in ledger.path.parent.iterdir())
+    with Ledger(ledger.path) as opened:
+        assert opened.counts()["labelled"] == 3
+        # Files beside it are what could not be made there.
+        assert sorted(file.name for file in ledger.path.parent.iterdir()) == before == ["ledger.sqlite"]
+        with pytest.raises(InputError, match=r"cannot write to .*: attempt to write a readonly database"):
+            opened.remember("colour", "red")
+
+
+def test_a_ledger_that_another_writes_is_read_with_what_that_added(ledger, read_only):
+    ledger.add_answers([Answer("item 5", "cat")], "a.csv")  # in the log, while the writer is there
+    with Ledger(ledger.path) as opened:
+        assert opened.counts()["labelled"] == 3
+
+
+def test_a_ledger_that_cannot_be_opened_is_not_said_to_be_none(ledger, monkeypatch):
+    ledger.close()
+    broken = f"file:{ledger.path}.nowhere?mode=ro"
+    monkeypatch.setattr("coresift.labelling.ledger._connect", lambda *_: sqlite3.connect(broken, uri=True))
+    with pytest.raises(InputError, match=r"cannot read .*ledger.sqlite: unable to open"):
+        Ledger(ledger.path)
 
 
 def test_creation_that_fails_leaves_no_ledger(tmp_path):

@@ -136,6 +136,101 @@ def test_no_class_is_new_at_first_or_where_they_were_named(tmp_path):
         assert "new classes" not in run("ingest", project, given)
 
 
+def test_spellings_of_a_class_are_told_from_the_start(tmp_path):
+    given = labels(tmp_path / "one.csv", {30: "Yes", 31: "yes", 32: " YES ", 33: "no", 34: "yes"})
+    told = "classes that differ by case or spaces alone: 'yes' (2), 'Yes' (1), 'YES' (1); if they are"
+    for name, words in (
+        ("first", []),
+        ("known", ["--labels", given]),
+        ("named", ["--classes", "Yes,yes,YES,no"]),
+    ):
+        (tmp_path / name).mkdir()
+        project = begin(tmp_path / name, known=0, more=words)
+        again = tmp_path / name / "again"
+        found = say("init", again, "--pool", tmp_path / name / "pool.parquet", "--target", "kind",
+                    "--task", "classification", *words)  # fmt: skip
+        assert found["alike_classes"] == ([["yes", "Yes", "YES"]] if name == "known" else [])
+        text = run("ingest", project, given)
+        assert (told in text) == (name == "first") and "new classes" not in text
+    # Both are new to the project, and to each other.
+    more = labels(tmp_path / "two.csv", {40: "may be", 41: "maybe"})
+    assert say("ingest", tmp_path / "first" / "project", more)["alike_classes"] == [["may be", "maybe"]]
+
+
+# Labels that stand for none, and numbers of classes.
+
+
+def test_words_for_no_label_are_passed_over_wherever_they_stand(tmp_path):
+    (tmp_path / "pool.csv").write_text("id,a,kind\n" + "".join(f"item-{row},{row},{kind}\n" for row, kind in
+                                       enumerate(["x", "y", "NA", "null", "", "x"])))  # fmt: skip
+    known = labels(tmp_path / "known.csv", {2: "NaN", 4: "y"})
+    words = "--pool", tmp_path / "pool.csv", "--target", "kind", "--labels", known
+    made = say("init", tmp_path / "json", *words)
+    assert (made["labels"], made["passed_over"]) == (4, 3)
+    text = run("init", tmp_path / "one", *words)
+    assert "3 cells passed over, whose word (NA, null or the like) stands for no label" in text
+    given = labels(tmp_path / "given.csv", {2: "NA", 3: "x"})
+    assert "1 cells passed over" in run("ingest", tmp_path / "one", given)
+    assert say("status", tmp_path / "one")["classes"] == {"x": 3, "y": 2}
+    text = run("init", tmp_path / "two", *words[:-2], "--classes", "x,y,NA")
+    assert "1 cells passed over" in text and say("status", tmp_path / "two")["classes"]["NA"] == 1
+    assert say("ingest", tmp_path / "two", given)["passed_over"] == 0
+
+
+@pytest.mark.parametrize("classes", [[], ["--classes", "0.0,1.0"]])
+def test_classes_of_numbers_are_the_same_with_a_fraction(tmp_path, classes):
+    kinds = [
+        float(row % 2) if row < 20 else None for row in range(N)
+    ]  # as pandas has whole numbers with gaps
+    table = pa.table({"id": [f"item-{row}" for row in range(N)], "a": range(N), "kind": kinds})
+    pa.parquet.write_table(table, tmp_path / "pool.parquet")
+    known = labels(tmp_path / "known.csv", {20: "1.0", 21: "0"})
+    words = "--pool", tmp_path / "pool.parquet", "--target", "kind", "--labels", known, *classes
+    assert say("init", tmp_path / "project", *words)["task"] == "classification"
+    run("ingest", tmp_path / "project", labels(tmp_path / "one.csv", {30: "1", 31: "0.0", 0: "0"}))
+    assert say("status", tmp_path / "project")["classes"] == {"0": 12, "1": 12}
+
+
+# What names the items.
+
+
+def test_what_names_the_items_is_told(tmp_path):
+    (tmp_path / "pool.csv").write_text("ID,a,kind\n" + "".join(f"{row + 1},{row},x\n" for row in range(20)))
+    words = "--pool", tmp_path / "pool.csv", "--target", "kind", "--task", "classification"
+    text = run("init", tmp_path / "project", *words, code=2)
+    assert "did you mean 'ID'? say --id ID, or" in text and text.count("\n") == 1
+    assert "items are named by column 'ID'" in run("init", tmp_path / "project", *words, "--id", "ID")
+    given = tmp_path / "given.csv"
+    given.write_text("ID,kind\n5,y\n")
+    corrected = say("ingest", tmp_path / "project", given)["corrections"]
+    assert corrected == [{"id": "5", "before": "x", "after": "y", "who": None}]
+    text = run("init", tmp_path / "rows", *words, "--features", "a")
+    assert "items are named by their row number, from 0" in text
+
+
+# Corrections.
+
+
+def test_corrections_are_named(tmp_path):
+    project, given = begin(tmp_path), tmp_path / "given.csv"
+    given.write_text("id,kind,who\nitem-0,ship,ben\nitem-1,ship,ben\nitem-2,bill,\nitem-30,bill,ben\n")
+    lines = run("ingest", project, given).splitlines()
+    assert lines[0] == f"{given}: 1 new labels, 2 corrections, 1 known already"
+    assert lines[2:] == ["corrected: 'item-0' from 'bill' to 'ship' by 'ben', 'item-2' from 'tech' to 'bill'"]
+    many = labels(tmp_path / "many.csv", dict.fromkeys(range(3, 12), "late"))
+    line = run("ingest", project, many).splitlines()[2]
+    assert line.startswith("corrected: 'item-3' from 'bill' to 'late', ") and line.endswith(" and 4 more")
+
+
+def test_a_file_that_has_grown_is_told_what_was_left_out(tmp_path):
+    project, mine = begin(tmp_path), labels(tmp_path / "mine.csv", {30: "bill"})
+    run("ingest", project, mine)
+    run("ingest", project, labels(tmp_path / "mended.csv", {30: "ship"}))
+    text = run("ingest", project, labels(mine, {30: "bill", 31: "tech"}))
+    assert "1 new labels, 1 older than what is known or corrected since, and left out" in text
+    assert say("status", project)["classes"]["ship"] == 8
+
+
 # How many labels each class has.
 
 

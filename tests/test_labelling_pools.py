@@ -69,7 +69,7 @@ def test_a_table_with_all_kinds_of_columns(tmp_path: Path) -> None:
     assert (pool.kind, len(pool), pool.ids()) == ("table", 4, ["a1", "b2", "c3", "d4"])
     assert pool.reading.id == "id" and pool.reading.features == ("area", "town", "built", "sold")
     assert (pool.numbers, pool.categories) == (["area", "built"], ["town", "sold"])
-    assert pool.targets() == ["100", None, "300.5", None]
+    assert pool.targets() == ["100", None, "300.5", "NA"] and pool.named_by == "column 'id'"
     assert pool.costs() is None and pool.groups() is None
     assert pool.describe([2, 0, 2])[:2] == [
         {"area": "", "town": "Ulm", "built": "2010-01-01", "sold": "true"},
@@ -238,6 +238,7 @@ def test_arrays(tmp_path: Path) -> None:
     np.save(tmp_path / "pool.npy", array)
     pool = open_pool(Reading(str(tmp_path / "pool.npy"), target="price"))
     assert (pool.kind, len(pool), pool.ids()[-1], pool.targets()) == ("array", 30, "29", None)
+    assert pool.named_by == "their row number, from 0"
     shown = pool.describe([5])[0]
     assert list(shown) == [str(i) for i in range(20)] and float(shown["19"]) == array[5].ravel()[19]
     rows = encode(pool, tmp_path)
@@ -425,6 +426,21 @@ def test_an_id_with_another_part_names_no_item(tmp_path: Path) -> None:
         assert open_pool(Reading(path, **options)).ids() == ["0", "1"]
     pool = open_pool(Reading(path, id="key"))
     assert pool.ids() == ["a", "b"] and pool.reading.features == ("x",)
+
+
+@pytest.mark.parametrize("name", ["ID", "Id", " id", "I D"])
+def test_a_column_that_is_nearly_the_id_is_asked_about(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, "pool.csv", f"{name},x,price\n5,1,\n6,2,\n")
+    with pytest.raises(
+        InputError, match=f"has no column 'id'; did you mean '{name}'[?] say --id '?{name}'?, or"
+    ):
+        open_pool(Reading(path, target="price"))
+    assert open_pool(Reading(path, id=name)).ids() == ["5", "6"]
+    listed = open_pool(Reading(path, target="price", features=("x",)))
+    assert listed.ids() == ["0", "1"] and listed.named_by == "their row number, from 0"
+    # One that has another part is no id, and neither is one that only looks like it.
+    assert open_pool(Reading(path, target=name, features=("x",))).ids() == ["0", "1"]
+    open_pool(Reading(write(tmp_path, "other.csv", "idx,aid,x\n5,1,1\n6,2,2\n")))
 
 
 def test_fingerprints_change_with_content(tmp_path: Path) -> None:

@@ -193,10 +193,54 @@ def test_a_pool_that_changed_is_refused(project, tmp_path):
     pa.parquet.write_table(table.slice(1), path)
     for words in (
         ["select", folder, "--batch-size", 3, "--out", tmp_path / "two.csv"],
-        ["export", folder, "all.csv"],
+        ["pending", folder, "--out", tmp_path / "two.csv"],
+        ["report", folder],
     ):
-        assert "has changed since the project began" in run(*words, code=2)
+        text = run(*words, code=2)
+        assert "has changed since the project began" in text and text.count("\n") == 1
+        assert f"coresift export {folder} labels.csv" in text and "--labels labels.csv" in text
     assert say("status", folder)["counts"]["pending"] == 2
+
+
+@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("regression", [False, True])
+def test_labels_outlive_the_pool(tmp_path, gone, regression):
+    path, folder, out = tmp_path / "pool.parquet", tmp_path / "project", tmp_path / "labels.csv"
+    truth = pool(path, known=20, regression=regression)
+    run("init", folder, "--pool", path, "--target", "kind")
+    given = tmp_path / "given.csv"
+    given.write_text(f"id,kind,who,at\nitem-50,{truth['item-50']},ann,2030-01-31T15:00Z\n")
+    run("ingest", folder, given)
+    table = pa.parquet.read_table(path)
+    path.unlink()
+    if not gone:  # without the items of no label, which the labels do not mind
+        pa.parquet.write_table(table.slice(0, 100), path)
+    text = run("export", folder, out)
+    assert ("there is no file" if gone else "has changed") in text and "only the labels are written" in text
+    assert "row numbers" not in text
+    facts = say("export", folder, out)
+    assert (facts["labelled"], facts["predicted"]) == (21, 0) and "only the labels" in facts["warning"]
+    rows = as_rows(out)
+    assert list(rows[0]) == ["id", "state", "kind", "who", "at"]
+    assert {row["id"]: row["kind"] for row in rows} == {
+        one: truth[one] for one in [*(f"item-{row}" for row in range(20)), "item-50"]
+    }
+    assert (rows[-1]["who"], rows[-1]["at"]) == ("ann", "2030-01-31T15:00:00+00:00")
+    # The way out that the errors name.
+    new = table.slice(0, 100).drop_columns("kind")
+    pa.parquet.write_table(new, tmp_path / "new.parquet")
+    words = "init", tmp_path / "anew", "--pool", tmp_path / "new.parquet", "--target", "kind", "--labels", out
+    assert say(*words)["labels"] == 21
+
+
+def test_labels_by_row_number_are_no_better_than_their_rows(tmp_path):
+    np.save(tmp_path / "pool.npy", np.random.default_rng(0).normal(size=(20, 3)))
+    (tmp_path / "known.csv").write_text("id,kind\n3,yes\n4,no\n")
+    words = "--pool", tmp_path / "pool.npy", "--target", "kind", "--labels", tmp_path / "known.csv"
+    run("init", tmp_path / "project", *words, "--task", "classification")
+    (tmp_path / "pool.npy").unlink()
+    text = run("export", tmp_path / "project", tmp_path / "all.csv")
+    assert "items are named by their row numbers: see that the rows of a new pool are the same" in text
 
 
 def test_answers_with_a_mistake_are_not_written_over(project, tmp_path):
@@ -222,6 +266,165 @@ def test_nothing_is_chosen_that_cannot_be_written(project, tmp_path):
         assert "is the pool" in run(*words, tmp_path / "pool.parquet", code=2)
 
 
+@pytest.mark.parametrize("name", ["ledger.sqlite", "ledger.sqlite-wal", "features.npy", ".lock"])
+def test_the_project_is_not_written_over(project, name):
+    folder, _ = project
+    own = folder / name
+    before = own.read_bytes() if own.exists() else None
+    for out in (own, folder / ".." / folder.name / name):
+        assert "is what the project itself is kept in" in run("report", folder, "--out", out, code=2)
+    assert (own.read_bytes() if own.exists() else None) == before
+    run("report", folder, "--out", folder / "report.html")
+
+
+def test_exports_are_not_written_over_answers(project, tmp_path):
+    folder, truth = project
+    batch, out = tmp_path / "batch.csv", tmp_path / "all.csv"
+    run("select", folder, "--batch-size", 5, "--out", batch)
+    answer(batch, truth, batch)
+    before = batch.read_bytes()
+    for words in (["export", folder, batch], ["report", folder, "--out", batch]):
+        assert "has answers in it" in run(*words, code=2) and batch.read_bytes() == before
+    run("ingest", folder, batch)
+    run("export", folder, batch)  # by now the ledger has them
+    # One export is written over another, also where labels were corrected in between.
+    run("export", folder, out)
+    (tmp_path / "mended.csv").write_text("id,kind\nitem-0,maybe\n")
+    run("ingest", folder, tmp_path / "mended.csv")
+    run("export", folder, out)
+    assert as_rows(out)[0]["kind"] == "maybe"
+
+
+def test_exports_of_pools_with_the_columns_of_answers(tmp_path):
+    """They are read again as what they are, and may be written over."""
+    folder, out = tmp_path / "project", tmp_path / "all.csv"
+    more = {name: ["x"] * N for name in ("skip", "label", "annotator", "item skip")}
+    truth = pool(tmp_path / "pool.parquet", **more)
+    run("init", folder, "--pool", tmp_path / "pool.parquet", "--target", "kind")
+    for _ in range(2):
+        run("export", folder, out)
+    names = list(as_rows(out)[0])
+    assert names[-4:] == ["item skip", "item label", "item annotator", "item item skip"]
+    pool(tmp_path / "new.parquet", known=0)
+    words = "init", tmp_path / "anew", "--pool", tmp_path / "new.parquet", "--target", "kind", "--labels", out
+    assert say(*words)["labels"] == 20
+    with Project(tmp_path / "anew") as opened:
+        assert opened.ledger.label_counts().keys() <= set(truth.values())
+
+
+@pytest.mark.parametrize("known", ["key", "id"])
+def test_a_pool_with_an_id_beside_that_which_names_items(tmp_path, known):
+    """Its ids are those of other rows: labels that went by them would all be wrong."""
+    folder, batch = tmp_path / "project", tmp_path / "batch.csv"
+    truth = pool(
+        tmp_path / "pool.parquet",
+        known=0,
+        key=[f"key-{row}" for row in range(N)],
+        rank=[str(row) for row in range(N)],
+    )
+    labels = tmp_path / "labels.csv"
+    # As in a file made from the pool, or from a batch.
+    labels.write_text("id,key,kind\nitem-7,key-8,yes\n" if known == "key" else "id,kind\nkey-8,yes\n")
+    words = "--target", "kind", "--task", "classification", "--id", "key", "--labels", labels
+    text = run("init", folder, "--pool", tmp_path / "pool.parquet", *words)
+    assert "items are named by column 'key'" in text.splitlines()
+    made = say("select", folder, "--batch-size", 5, "--out", batch)
+    with batch.open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == [one["id"] for one in made["batch"]]
+    assert [row["rank"] for row in rows] == ["1", "2", "3", "4", "5"]
+    for row in rows:
+        place = row["id"].removeprefix("key-")
+        assert (row["item id"], row["item rank"]) == (f"item-{place}", place)
+    answer(batch, {f"key-{row}": truth[f"item-{row}"] for row in range(N)}, batch)
+    assert say("ingest", folder, batch)["new"] == 5
+    run("pending", folder, "--out", tmp_path / "rest.csv")
+    labels.write_text(labels.read_text().replace("8", "9"))
+    assert say("ingest", folder, labels)["new"] == 1
+    with Project(folder) as opened:
+        found = {one.position: one.label for one in opened.ledger.labels()}
+    assert found[8] == found[9] == "yes" and len(found) == 7
+    chosen = [int(one["id"].removeprefix("key-")) for one in made["batch"]]
+    assert {place: found[place] for place in chosen} == {place: truth[f"item-{place}"] for place in chosen}
+
+
+def test_no_pool_is_written_over_by_its_project(tmp_path):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    np.save(folder / "features.npy", np.random.default_rng(0).normal(size=(20, 3)))
+    np.save(tmp_path / "pool.npy", np.zeros((5, 2)) + np.arange(2))
+    before = (folder / "features.npy").read_bytes()
+    words = "--target", "kind", "--task", "classification", "--pool"
+    text = run("init", folder, *words, folder / "features.npy", code=2)
+    assert "is the pool, and a project in" in text and "name another folder" in text
+    text = run("init", folder, *words, tmp_path / "pool.npy", code=2)
+    assert "has no ledger.sqlite, but a features.npy" in text and "remove it if" in text
+    assert (folder / "features.npy").read_bytes() == before
+    run("init", tmp_path / "other", *words, folder / "features.npy")
+
+
+def test_an_init_that_fails_late_can_be_repeated(tmp_path, monkeypatch):
+    np.save(tmp_path / "pool.npy", np.random.default_rng(0).normal(size=(20, 3)))
+    words = "init", tmp_path / "project", "--pool", tmp_path / "pool.npy", "--target", "kind"
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("coresift.labelling.project.Ledger.create", fail)
+        CliRunner().invoke(app, [*map(str, words), "--task", "classification"])
+    assert not (tmp_path / "project" / "features.npy").exists()
+    run(*words, "--task", "classification")
+
+
+def test_a_folder_that_cannot_be_written_to(project, tmp_path, monkeypatch):
+    folder, _ = project
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and may(path, mode))
+    assert say("status", folder)["counts"]["labelled"] == 20
+    assert say("export", folder, tmp_path / "all.csv")["labelled"] == 20
+    run("report", folder, "--out", tmp_path / "page.html")
+    # A lock that nobody can take, which root meets too.
+    (folder / ".lock").unlink(missing_ok=True)
+    (folder / ".lock").mkdir()
+    text = run("select", folder, "--batch-size", 3, code=2)
+    assert f"cannot write to the folder {folder}" in text and text.count("\n") == 1
+    (tmp_path / "new" / ".lock").mkdir(parents=True)
+    words = "--pool", tmp_path / "pool.parquet", "--target", "kind"
+    text = run("init", tmp_path / "new", *words, code=2)
+    assert f"cannot write to the folder {tmp_path / 'new'}" in text and text.count("\n") == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_of_mode_555(project, tmp_path):
+    folder, _ = project
+    folder.chmod(0o555)
+    try:
+        assert say("status", folder)["counts"]["labelled"] == 20
+        assert "cannot write to the folder" in run("select", folder, "--batch-size", 3, code=2)
+    finally:
+        folder.chmod(0o755)
+
+
+def test_numbers_too_large_for_a_model_are_refused(tmp_path):
+    folder, labels = tmp_path / "project", tmp_path / "labels.csv"
+    pool(tmp_path / "pool.parquet", known=30, regression=True)
+    words = "--pool", tmp_path / "pool.parquet", "--target", "kind"
+    run("init", folder, *words)
+    labels.write_text("id,kind\nitem-50,3\nitem-51,1e200\n")
+    for command in (["ingest", folder, labels], ["init", tmp_path / "other", *words, "--labels", labels]):
+        text = run(*command, code=2)
+        assert "row 3, column 'kind': '1e200' is too large" in text and text.count("\n") == 1
+    table = pa.table({"a": [1.0, 2.0, 3.0], "kind": [0.5, 1e200, None]})
+    pa.parquet.write_table(table, tmp_path / "large.parquet")
+    text = run("init", tmp_path / "other", "--pool", tmp_path / "large.parquet", "--target", "kind", code=2)
+    assert "row 1 of the pool, column 'kind': '1e+200' is too large" in text
+    labels.write_text("id,kind\nitem-50,1e60\n")  # mad, but of no harm to the program
+    run("ingest", folder, labels)
+    run("select", folder, "--batch-size", 3)
+    run("export", folder, tmp_path / "all.csv")
+
+
 def test_labelled_items_are_not_excluded_and_fixed_ones_come_once(project):
     folder, _ = project
     assert "has a label" in run("select", folder, "--batch-size", 3, "--exclude", "item-1", code=2)
@@ -238,7 +441,7 @@ def test_what_labels_look_like(tmp_path):
             (["1.5", "2"], "regression"),
             ([str(number) for number in range(30)], "regression"),
             (["200000", "201234", "199000"], "may be classes or not"),
-            (["1", "nan"], "is not a number"),
+            (["1", "one"], "is not a number"),
         ]
     ):
         pool(tmp_path / "pool.parquet", known=0)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import coresift
+from coresift import InputError, select
 from coresift.models import BayesianLinearRegression
 from coresift.pool import ArrayPool, ArrowPool, NumpyPool, Part, Pool, as_pool, blocks, read
 
@@ -254,3 +256,35 @@ def test_a_large_file_does_not_stay_in_memory(order, tmp_path):
     pool.take(np.arange(0, size, 100))
     assert ones == size // 1000
     assert max(most, resident() - before) < 60e6
+
+
+def test_data_frames():
+    """Whole numbers, true and false and gaps are numbers; texts and dates are not, and are named."""
+    rows = np.random.default_rng(0).normal(size=(12, 2))
+    frame = pd.DataFrame(rows, columns=["a", "b"], index=np.arange(12)[::-1])
+    np.testing.assert_array_equal(as_pool(frame).take(range(12)), rows)
+    assert as_pool(frame.astype("float32")).take([0]).dtype == torch.float32
+    mixed = frame.assign(
+        whole=range(12),
+        sign=frame.a > 0,
+        nullable=pd.array(range(12), dtype="Int64"),
+        arrow=pd.array(rows[:, 0], dtype="float64[pyarrow]"),
+    )
+    expected = np.column_stack([rows, range(12), rows[:, 0] > 0, range(12), rows[:, 0]])
+    np.testing.assert_array_equal(as_pool(mixed).take(range(12)), expected)
+    gap = frame.assign(n=pd.array([1, 2, 3, None, *range(8)], dtype="Int64"))
+    with pytest.raises(InputError, match="the pool holds nan in row 3, column 2"):
+        select(gap, strategy="k-center", budget=2)
+    for wrong in (["x"] * 12, ["7"] * 12, pd.Categorical(["u", "v"] * 6), pd.Timestamp("2020-01-01")):
+        with pytest.raises(InputError, match=r"column 'c' holds .*, expected numbers"):
+            as_pool(frame.assign(c=wrong))
+    labelled = select(mixed, strategy="k-center", budget=3, labelled=mixed[:4])
+    assert (
+        labelled.index.tolist()
+        == select(expected, strategy="k-center", budget=3, labelled=expected[:4]).index.tolist()
+    )
+    posterior = BayesianLinearRegression(noise_variance=1.0).fit(mixed, frame.a)
+    plain = BayesianLinearRegression(noise_variance=1.0).fit(
+        torch.from_numpy(expected), torch.from_numpy(rows[:, 0])
+    )
+    torch.testing.assert_close(posterior.mean, plain.mean)

@@ -10,6 +10,7 @@ import math
 import mmap
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -390,10 +391,7 @@ def as_float(rows: Tensor | npt.NDArray[Any]) -> Tensor:
     """Rows as a float tensor: float32 and float64 stay, halves become float32, integers float64."""
     if isinstance(rows, np.ndarray):
         if rows.dtype.kind not in "biuf" or rows.dtype.itemsize > 8:
-            try:  # of objects, None becomes NaN, which is found later
-                rows = rows.astype(np.float64, casting="unsafe" if rows.dtype.kind in "Of" else "safe")
-            except (TypeError, ValueError):
-                raise InputError(f"an array holds {rows.dtype}, expected numbers") from None
+            rows = _floats_of(rows)
         # torch shares memory only with what it may write to, forward strides and this machine's byte order.
         if not rows.flags.writeable or min(rows.strides) < 0 or not rows.dtype.isnative:
             rows = np.array(rows, dtype=rows.dtype.newbyteorder("="))
@@ -401,6 +399,15 @@ def as_float(rows: Tensor | npt.NDArray[Any]) -> Tensor:
     if rows.dtype in (torch.float32, torch.float64):
         return rows
     return rows.to(torch.float32 if rows.is_floating_point() else torch.float64)
+
+
+def _floats_of(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Of objects, wide floats and the like; None becomes NaN, which is found later."""
+    kind = values.dtype.kind
+    if kind in "Of" and not (kind == "O" and any(isinstance(value, str) for value in values.flat)):
+        with suppress(TypeError, ValueError):
+            return values.astype(np.float64)
+    raise InputError(f"an array holds {values.dtype}, expected numbers")
 
 
 def as_pool(source: PoolLike | Any, columns: Sequence[str] | None = None) -> Pool:
@@ -435,8 +442,27 @@ def as_pool(source: PoolLike | Any, columns: Sequence[str] | None = None) -> Poo
         return ArrayPool(source.detach())
     if isinstance(source, np.ma.MaskedArray):
         source = np.ma.filled(source.astype(np.float64), np.nan)  # which is then found and named
-    # A memory map stays one.
-    return ArrayPool(source if isinstance(source, np.memmap) else np.asarray(source))
+    return ArrayPool(as_array(source))
+
+
+def as_array(source: Any) -> npt.NDArray[Any]:
+    """Rows as an array: of a data frame of pandas or polars, its columns of numbers or of true and false."""
+    if isinstance(source, np.memmap):
+        return source
+    if not (hasattr(source, "columns") and hasattr(source, "to_numpy")):
+        return np.asarray(source)
+    columns = []
+    for name in source.columns:
+        column = source[name]
+        kind = getattr(column.dtype, "kind", "")  # of pandas; "O" are texts, objects or categories
+        gaps = {"dtype": np.float64, "na_value": np.nan} if hasattr(column.dtype, "na_value") else {}
+        try:
+            columns.append(as_float(np.asarray(column.to_numpy(**({} if kind == "O" else gaps)))).numpy())
+        except (InputError, TypeError, ValueError):
+            raise InputError(
+                f"column {name!r} holds {column.dtype}, expected numbers; encode it or leave it out"
+            ) from None
+    return np.stack(columns, 1) if columns else np.empty((len(source), 0))
 
 
 def read(pool: Pool, size: int = BLOCK) -> Iterator[Chunk]:

@@ -23,7 +23,7 @@ from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.models.network import at_the_last_layer
 from coresift.models.samples import ClassSamples, GaussianSamples
-from coresift.pool import Pool, PoolLike, as_float, as_pool
+from coresift.pool import Pool, PoolLike, as_array, as_float, as_pool
 from coresift.scores.bald import bald
 from coresift.scores.base import Score
 from coresift.scores.entropy import entropy
@@ -411,7 +411,7 @@ def _labelled(rows: Any, pool: Pool) -> Tensor | None:
     """Labelled points, checked to look like the pool's rows; ``None`` where there are none."""
     if rows is None or len(rows) == 0:
         return None
-    tensor = as_float(rows.detach() if isinstance(rows, Tensor) else np.asarray(rows))
+    tensor = as_float(rows.detach() if isinstance(rows, Tensor) else as_array(rows))
     check_shape(tensor, (None, *next(pool.chunks()).x.shape[1:]), "an array of labelled points")
     check_finite(tensor, what="array of labelled points")
     return tensor

@@ -16,6 +16,7 @@ from rich.table import Table
 from coresift.errors import InputError
 
 if TYPE_CHECKING:
+    from coresift.labelling.ledger import Correction
     from coresift.labelling.project import Project
     from coresift.labelling.records import Chosen, Round
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 ProjectFolder = Annotated[Path, typer.Argument(metavar="PROJECT", help="The project's folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
-# Classes that are named in one line; the others are counted.
-_SHOWN_CLASSES = 10
+# Classes, or corrections, that are named in one line; the others are counted.
+_SHOWN_CLASSES, _SHOWN_CORRECTIONS = 10, 5
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -95,6 +96,7 @@ def init(
     json: Json = False,
 ) -> None:
     """Begin a labelling project from a pool of items."""
+    from coresift.labelling.files import alike_classes
     from coresift.labelling.pools import Reading
     from coresift.labelling.project import Project
 
@@ -114,12 +116,17 @@ def init(
     ) as made:
         counts = made.ledger.counts()
         settings, known_column = made.settings, made.pool.targets() is not None
+        passed_over = made.recall("passed_over")
+        classes_there = made.class_counts() if settings.classes is None else {}
         facts = {
             "project": str(project),
             "items": len(made.ledger),
             "labels": counts["labelled"],
             "task": settings.task,
             "features": settings.features,
+            "id": settings.reading.id,
+            "passed_over": passed_over,
+            "alike_classes": alike_classes(classes_there),
         }
         _say(
             json,
@@ -127,6 +134,9 @@ def init(
             f"{project}: {len(made.ledger):,} items, {counts['labelled']:,} with a label; {settings.task} of "
             f"{settings.target}",
             f"features: {settings.features}",
+            f"items are named by {made.pool.named_by}",
+            *_about_passed_over(passed_over, made),
+            *_about_alike_classes(classes_there),
             *(
                 []
                 if known_column or counts["labelled"]
@@ -224,24 +234,24 @@ def _shortage(project: Project, made: Round, out: Path | None) -> str | None:
 
 
 def _check_batch_file(project: Project, out: Path) -> None:
-    project.check_not_pool(out)
+    project.check_replaceable(out)
     if out.suffix.lower() != ".csv":
         raise InputError(f"{out} should end in .csv")
     if not out.absolute().parent.is_dir():
         raise InputError(f"there is no folder {out.parent} to write {out.name} into")
-    project.check_replaceable(out)
     len(project.pool)  # raises where it is gone, or another by now
 
 
 def _write_batch(project: Project, batch: Sequence[Chosen], out: Path) -> None:
-    from coresift.labelling.files import write_batch
+    from coresift.labelling.files import free_names, write_batch
 
     described = project.describe([one.position for one in batch])
+    names = free_names(described[0] if described else (), ("id", "rank"))
     rows = [
-        {"id": one.id, "rank": str(one.rank), **columns}
+        {"id": one.id, "rank": str(one.rank), **{names[name]: cell for name, cell in columns.items()}}
         for one, columns in zip(batch, described, strict=True)
     ]
-    write_batch(out, project.target, rows)
+    write_batch(out, project.target, rows, project.settings.reading.id)
 
 
 def pending(
@@ -266,27 +276,73 @@ def ingest(
     json: Json = False,
 ) -> None:
     """Take labels in; a file may be partial, and may come twice."""
+    from coresift.labelling.files import alike_classes
     from coresift.labelling.project import Project
 
     with Project(project) as opened:
-        ingested, new_classes, known = opened.ingest_file(file, wait)
-        changed = asdict(ingested)
+        intake = opened.ingest_file(file, wait)
+        changed = asdict(intake.changed)
         counts = opened.ledger.counts()
+        # At first there is nothing that a class could be new to.
+        new_classes = intake.new_classes if intake.known else {}
         words = {
             "new": "new labels",
             "corrected": "corrections",
             "skipped": "skipped",
             "same": "known already",
-            "outdated": "older than what is known, and left out",
+            "outdated": "older than what is known or corrected since, and left out",
         }
         said = ", ".join(f"{changed[name]} {word}" for name, word in words.items() if changed[name])
+        facts = {
+            **changed,
+            "counts": counts,
+            "new_classes": new_classes,
+            "passed_over": intake.passed_over,
+            "alike_classes": alike_classes(intake.new_classes),
+        }
         _say(
             json,
-            {**changed, "counts": counts, "new_classes": new_classes},
+            facts,
             f"{file}: {said or 'no answers in it'}",
             f"{counts['labelled']:,} labels now, {counts['pending']:,} items still out",
-            *_about_new_classes(new_classes, known),
+            *_about_corrections(intake.changed.corrections),
+            *_about_passed_over(intake.passed_over, opened),
+            *_about_new_classes(new_classes, intake.known),
+            *_about_alike_classes(intake.new_classes),
         )
+
+
+def _about_corrections(corrections: Sequence[Correction]) -> list[str]:
+    if not corrections:
+        return []
+    some = [
+        f"{_short(one.id)} from {_short(one.before)} to {_short(one.after)}"
+        + (f" by {_short(one.who)}" if one.who else "")
+        for one in corrections[:_SHOWN_CORRECTIONS]
+    ]
+    rest = len(corrections) - len(some)
+    return [f"corrected: {', '.join(some)}" + (f" and {rest:,} more" if rest else "")]
+
+
+def _about_passed_over(count: int, project: Project) -> list[str]:
+    if not count:
+        return []
+    hint = "; if it is a class, name it with --classes at init" if project.task == "classification" else ""
+    return [f"{count:,} cells passed over, whose word (NA, null or the like) stands for no label{hint}"]
+
+
+def _about_alike_classes(counts: Mapping[str, int]) -> list[str]:
+    """A line for classes that are one in several spellings, it seems."""
+    from coresift.labelling.files import alike_classes
+
+    some = alike_classes(counts)
+    if not some:
+        return []
+    told = "; ".join(_listed({name: counts[name] for name in names}, {}) for names in some[:_SHOWN_CLASSES])
+    return [
+        f"classes that differ by case or spaces alone: {told}; if they are meant to be one, ingest a file "
+        "that corrects them"
+    ]
 
 
 def _about_new_classes(counts: Mapping[str, int], known: Sequence[str]) -> list[str]:
@@ -379,7 +435,7 @@ def report(
 
     path = out or project / "report.html"
     with Project(project) as opened:
-        opened.check_not_pool(path)
+        opened.check_replaceable(path)
         try:
             write_project_report(overview(opened), path)
         except OSError as error:
@@ -395,20 +451,29 @@ def export(
     json: Json = False,
 ) -> None:
     """Write all items: labels where there are any, the model's predictions for the rest."""
-    from coresift.labelling.exporting import write_export
+    from coresift.labelling.exporting import write_export, write_labels
     from coresift.labelling.project import Project
 
     with Project(project) as opened:
-        opened.check_not_pool(out)
+        opened.check_replaceable(out)
+        reason = opened.why_lost()
+        warning = None if reason is None else _about_lost_pool(opened, reason)
         try:
-            facts = write_export(opened, out)
+            facts = write_export(opened, out) if reason is None else write_labels(opened, out)
         except OSError as error:
             raise InputError(f"cannot write {out}: {error.strerror}") from None
     _say(
         json,
-        {**facts, "out": str(out)},
+        {**facts, "out": str(out), "warning": warning},
         f"written to {out}: {facts['labelled']:,} labels, {facts['predicted']:,} predictions",
+        *([] if warning is None else [f"warning: {warning}"]),
     )
+
+
+def _about_lost_pool(project: Project, reason: str) -> str:
+    named = project.settings.reading.id is None and project.kind != "images"
+    rows = "; items are named by their row numbers: see that the rows of a new pool are the same"
+    return f"{reason}; only the labels are written, as the ledger has them{rows if named else ''}"
 
 
 def reopen(

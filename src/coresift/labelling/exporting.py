@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coresift.labelling.files import guarded
+from coresift.labelling.files import answer_columns, free_names, guarded
 from coresift.labelling.project import predicted
 from coresift.labelling.table_files import as_texts
 from coresift.progress import progress_bar
@@ -32,24 +32,48 @@ def write_export(project: Project, path: Path) -> dict[str, int]:
     -------
     How many items have a label, and how many a prediction.
     """
+    return _write(path, project.target, len(project.pool), _blocks(project, as_text=_is_text(path)))
+
+
+def write_labels(project: Project, path: Path) -> dict[str, int]:
+    """Write the labels alone, as the ledger has them, for want of the pool; otherwise as `write_export`.
+
+    A CSV file of them is one that ``coresift init --labels`` takes.
+    """
+    found = sorted(project.ledger.labels(), key=lambda one: one.position)
+    columns = {
+        "id": _texts(project.ledger.ids([one.position for one in found])),
+        "state": _texts(["labelled"] * len(found)),
+        project.target: _answers(project, [one.label for one in found]),
+        "who": _texts([one.who for one in found]),
+        "at": _texts([one.at for one in found]),
+    }
+    return _write(path, project.target, len(found), iter([columns]))
+
+
+def _is_text(path: Path) -> bool:
+    return path.suffix.lower() == ".csv"
+
+
+def _write(path: Path, target: str, size: int, blocks: Iterator[dict[str, Any]]) -> dict[str, int]:
+    """Write columns to a file, and count what they have of labels and predictions."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 
     writers = {".parquet": parquet.ParquetWriter, ".csv": csv.CSVWriter}
     if path.suffix.lower() not in writers:
         raise InputError(f"{path} should end in .parquet or .csv")
-    as_text = path.suffix.lower() == ".csv"
     if not path.absolute().parent.is_dir():
         raise InputError(f"there is no folder {path.parent} to write {path.name} into")
     new = path.with_name(f".{path.name}.new")
     counts = {"labelled": 0, "predicted": 0}
     writer: Any = None
     try:
-        with progress_bar("writing items", len(project.pool)) as advance:
-            for columns in _blocks(project, as_text=as_text):
-                for count, name in (("labelled", project.target), ("predicted", "predicted")):
-                    counts[count] += len(columns[name]) - columns[name].null_count
-                if as_text:  # which a spreadsheet may open
+        with progress_bar("writing items", size) as advance:
+            for columns in blocks:
+                for count, name in (("labelled", target), ("predicted", "predicted")):
+                    counts[count] += len(columns[name]) - columns[name].null_count if name in columns else 0
+                if _is_text(path):  # which a spreadsheet may open
                     columns = {guarded(name): _guarded(column) for name, column in columns.items()}
                 table = pa.table(columns)
                 writer = writer or writers[path.suffix.lower()](new, table.schema)
@@ -78,19 +102,12 @@ def _guarded(column: Any) -> Any:
 def _blocks(project: Project, *, as_text: bool) -> Iterator[dict[str, Any]]:
     """Columns of the file as Arrow arrays, some rows at a time; ``as_text`` as in `ItemPool.own_columns`."""
     import numpy as np
-    import pyarrow as pa
 
     pool, states = project.pool, project.ledger.states()
     labels = {one.position: one for one in project.ledger.labels()}
     ids, model, start = pool.ids(), project.fit(), 0
 
-    def numbers(values: Sequence[Any]) -> Any:
-        return pa.array(np.array(values, dtype=np.float64), from_pandas=True)
-
-    def texts(values: Sequence[str | None]) -> Any:
-        return pa.array(values, pa.string())
-
-    answers = numbers if project.task == "regression" else texts
+    reading = project.settings.reading
     for own in pool.own_columns(as_text=as_text):
         size = len(next(iter(own.values())))
         here = slice(start, start + size)
@@ -102,19 +119,37 @@ def _blocks(project: Project, *, as_text: bool) -> Iterator[dict[str, Any]]:
                 guess if one is None else (None, np.nan) for one, guess in zip(known, found, strict=True)
             ]
         columns: dict[str, Any] = {
-            "id": texts(ids[here]),
-            "state": texts([states.get(position, "unlabelled") for position in range(here.start, here.stop)]),
-            project.target: answers([None if one is None else one.label for one in known]),
-            "predicted": answers([label for label, _ in guesses]),
-            "deviation" if project.task == "regression" else "probability": numbers(
+            "id": _texts(ids[here]),
+            "state": _texts(
+                [states.get(position, "unlabelled") for position in range(here.start, here.stop)]
+            ),
+            project.target: _answers(project, [None if one is None else one.label for one in known]),
+            "predicted": _answers(project, [label for label, _ in guesses]),
+            "deviation" if project.task == "regression" else "probability": _numbers(
                 [sure for _, sure in guesses]
             ),
-            "who": texts([None if one is None else one.who for one in known]),
-            "at": texts([None if one is None else one.at for one in known]),
+            "who": _texts([None if one is None else one.who for one in known]),
+            "at": _texts([None if one is None else one.at for one in known]),
         }
-        for name, column in own.items():
-            while name in columns:
-                name = f"item {name}"
-            columns[name] = column
+        # A column that would be read as part of an answer too: exports are handed in as labels elsewhere.
+        names = free_names(own, {*columns, *answer_columns(project.target, reading.id)})
+        columns |= {names[name]: column for name, column in own.items()}
         yield columns
         start = here.stop
+
+
+def _numbers(values: Sequence[Any]) -> Any:
+    import numpy as np
+    import pyarrow as pa
+
+    return pa.array(np.array(values, dtype=np.float64), from_pandas=True)
+
+
+def _texts(values: Sequence[str | None]) -> Any:
+    import pyarrow as pa
+
+    return pa.array(values, pa.string())
+
+
+def _answers(project: Project, values: Sequence[str | None]) -> Any:
+    return _numbers(values) if project.task == "regression" else _texts(values)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from uuid import uuid4
 
-from coresift.labelling.records import Answer, Task
+from coresift.labelling.records import LARGEST, Answer, Task
 from coresift.types import InputError
 
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -26,6 +25,10 @@ _FORMULA = re.compile(r"[\t\r\n]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 _UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 _SEPARATORS = ",;\t"
 _NOT_SKIPPED = frozenset({"", "0", "0.0", "f", "false", "n", "no"})
+# A whole number as programs write those of a column with gaps: 1.0, but neither 1.10 nor 007.
+_WHOLE = re.compile(r"(-?[0-9]+)\.0+")
+# Words that stand for no label; the CSV reader of pools has them for missing values.
+_NOTHING = frozenset({"", "#N/A", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"})
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ class _Row:
     at: str = ""
 
 
-def write_batch(path: Path, target: str, rows: Sequence[Mapping[str, str]]) -> None:
+def write_batch(
+    path: Path, target: str, rows: Sequence[Mapping[str, str]], id_column: str | None = None
+) -> None:
     """Write a batch for the people who label it.
 
     The columns are ``id``, the target, ``skip`` and ``who``, of which the last three are to be filled in, and
@@ -52,13 +57,12 @@ def write_batch(path: Path, target: str, rows: Sequence[Mapping[str, str]]) -> N
     path : ends in ``.csv``. A file there is replaced, as a whole or not at all.
     target : what is asked for.
     rows : for each item its ``id`` and whatever helps to label it.
+    id_column : the pool's own name for the ids.
     """
     if path.suffix.lower() != ".csv":
         raise InputError(f"cannot write {path}: its name should end in .csv")
-    taken = {name for names in answer_parts(target).values() for name in names}
     others = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "id"]
-    header = ["id", target, "skip", "who"]
-    header += [f"item {name.strip()}" if name.strip() in taken else name for name in others]
+    header = ["id", target, "skip", "who", *free_names(others, answer_columns(target, id_column)).values()]
     text = io.StringIO()
     writer = csv.writer(text)  # ends lines as RFC 4180 has it, and so quotes both characters of a line's end
     writer.writerow([guarded(name) for name in header])
@@ -86,18 +90,21 @@ def read_answers(
     task: Task,
     ids: Callable[[Sequence[str]], Sequence[bool]],
     classes: Sequence[str] | None,
-) -> list[Answer]:
+    id_column: str | None = None,
+) -> tuple[list[Answer], int]:
     """Read what people said, all of it or, where anything is wrong, nothing.
 
-    The file is CSV in UTF-8 with commas, semicolons or tabs. Its first row names the columns: ``id`` and the
-    target, or ``label`` in its place; perhaps ``skip`` (where 0, no and false are no mark), ``who`` or
-    ``annotator``, and ``at`` or ``completed_at``, in ISO 8601. Others are ignored. A row with neither a label
-    nor a mark to skip it is not answered yet and left out. Any mistake raises an `InputError` that names the
-    row as a spreadsheet counts it.
+    The file is CSV in UTF-8 with commas, semicolons or tabs. Its first row names the columns: ``id``, or the
+    pool's own name for it, and the target, or ``label`` in its place; perhaps ``skip`` (where 0, no and false
+    are no mark), ``who`` or ``annotator``, and ``at`` or ``completed_at``, in ISO 8601. Others are ignored. A
+    row with neither a label nor a mark to skip it is not answered yet and left out, and so is one with a word
+    for no label; see `is_label`. Any mistake raises an `InputError` that names the row as a spreadsheet
+    counts it.
 
     White space around cells does not count, except in an id that is known with it. Numbers come back in their
-    shortest form, so that 1.50 and 1.5 are the same answer, and times in UTC, which is also what a time
-    without a zone is taken for. Of two rows that give an item the same answer the first is kept.
+    shortest form, so that 1.50 and 1.5 are the same answer, classes as `plain_class` has them, and times in
+    UTC, which is also what a time without a zone is taken for. Of two rows that give an item the same answer
+    the first is kept.
 
     Parameters
     ----------
@@ -106,15 +113,23 @@ def read_answers(
     task : whether labels are numbers or classes.
     ids : tells for each id whether it is known.
     classes : the labels that are allowed; ``None`` for any.
+    id_column : the pool's own name for the ids.
+
+    Returns
+    -------
+    The answers, and how many rows were passed over for a word that stands for no label.
     """
-    columns, rows = _read_rows(path, answer_parts(target))
+    columns, rows = _read_rows(path, answer_parts(target, id_column))
     allowed = None if classes is None else dict.fromkeys(classes)  # fast to look in, and in their order
     found: dict[str, Answer] = {}
     numbers: dict[str, int] = {}
-    for row, name in zip(rows, _known_ids(path, rows, ids), strict=True):
+    passed_over = 0
+    for row, name in zip(rows, _known_ids(path, columns["id"], rows, ids), strict=True):
         where = f"{path}, row {row.number}, column {columns['label']!r}"
         skipped = row.skip.strip().lower() not in _NOT_SKIPPED
         text = row.label.strip()
+        if text and not is_label(text, classes):
+            text, passed_over = "", passed_over + (not skipped)
         if skipped and text:
             raise InputError(f"{where}: {_shown(text)}, but the row is marked to skip; clear one of the two")
         if not skipped and not text:
@@ -130,7 +145,7 @@ def read_answers(
             raise InputError(
                 f"{where}: {says} for id {_shown(name)}, but row {number} has {said}; keep one of the two"
             )
-    return list(found.values())
+    return list(found.values()), passed_over
 
 
 def read_ids(path: Path) -> list[str]:
@@ -170,8 +185,12 @@ def _needs_guard(cell: str) -> bool:
     return _FORMULA.match(bare) is not None and not _NUMBER.fullmatch(bare)
 
 
-def answer_parts(target: str) -> dict[str, tuple[str, ...]]:
-    """The parts of an answer, and the columns that each may stand in, the first that is there."""
+def answer_parts(target: str, id_column: str | None = None) -> dict[str, tuple[str, ...]]:
+    """The parts of an answer, and the columns that each may stand in, the first that is there.
+
+    Beside an ``id``, the pool's own name for it comes first: in a file made from the pool both may be there,
+    and a batch has the first alone.
+    """
     parts = {
         "id": ("id",),
         "label": (target.strip(), "label"),
@@ -181,7 +200,29 @@ def answer_parts(target: str) -> dict[str, tuple[str, ...]]:
     }
     if any(target.strip() in names for part, names in parts.items() if part != "label"):
         raise InputError(f"the target cannot be named {target!r}, which is a column of its own; rename it")
+    own = (id_column or "").strip()
+    if own and not any(own in names for names in parts.values()):
+        parts["id"] = (own, "id")
     return parts
+
+
+def answer_columns(target: str, id_column: str | None = None) -> set[str]:
+    """The names of all columns that may be read as a part of an answer."""
+    return {name for names in answer_parts(target, id_column).values() for name in names}
+
+
+def free_names(names: Iterable[str], taken: Collection[str]) -> dict[str, str]:
+    """What a pool's columns are called in a file: each its own name, with "item" before one that is taken."""
+    free: dict[str, str] = {}
+    given = set[str]()
+    for name in names:
+        new = name
+        # Spaces around a name are lost when the file is read again.
+        while new.strip() in taken or new in given:
+            new = f"item {new.strip()}"
+        given.add(new)
+        free[name] = new
+    return free
 
 
 def _read_rows(path: Path, parts: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[_Row]]:
@@ -190,7 +231,8 @@ def _read_rows(path: Path, parts: Mapping[str, Sequence[str]]) -> tuple[dict[str
         text = _read_text(path)
         headers = {separator: _header(text, separator) for separator in _SEPARATORS}
         labels = set(parts["label"])
-        fitting = [one for one, (_, names) in headers.items() if "id" in names and labels & set(names)]
+        ids = set(parts["id"])
+        fitting = [one for one, (_, names) in headers.items() if ids & set(names) and labels & set(names)]
         separator = fitting[0] if fitting else ","
         records = _records(path, text, separator)
     first, header = headers[separator]
@@ -210,7 +252,9 @@ def _read_rows(path: Path, parts: Mapping[str, Sequence[str]]) -> tuple[dict[str
             )
         row = _Row(number, **{part: cells[place] for part, place in places.items() if place < len(cells)})
         if not row.id.strip():
-            raise InputError(f"{path}, row {number}, column 'id': it is empty; fill it in or drop the row")
+            raise InputError(
+                f"{path}, row {number}, column {columns['id']!r}: it is empty; fill it in or drop the row"
+            )
         rows.append(row)
     return columns, rows
 
@@ -268,21 +312,24 @@ def _records(path: Path, text: str, separator: str) -> list[list[str]]:
 
 def _columns(path: Path, row: int, header: list[str], parts: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """The name of the column that holds each part of an answer, where there is one."""
-    expected = f"the first row should name the columns 'id' and {parts['label'][0]!r}"
+    wanted = {"id": " or ".join(map(repr, parts["id"])), "label": repr(parts["label"][0])}
+    expected = f"the first row should name the columns {wanted['id']} and {wanted['label']}"
     if not header:
         raise InputError(f"{path}, row 1: the file is empty; {expected}")
     names = {part: next((name for name in known if name in header), None) for part, known in parts.items()}
-    for part in ("id", "label"):
+    for part, words in wanted.items():
         if names[part] is None:
             seen = _shown(", ".join(header))
-            raise InputError(f"{path}, row {row}: no column {parts[part][0]!r}, only {seen}; {expected}")
+            raise InputError(f"{path}, row {row}: no column {words}, only {seen}; {expected}")
     for name in names.values():
         if name is not None and header.count(name) > 1:
             raise InputError(f"{path}, row {row}: {header.count(name)} columns are named {name!r}; keep one")
     return {part: name for part, name in names.items() if name is not None}
 
 
-def _known_ids(path: Path, rows: Sequence[_Row], ids: Callable[[Sequence[str]], Sequence[bool]]) -> list[str]:
+def _known_ids(
+    path: Path, column: str, rows: Sequence[_Row], ids: Callable[[Sequence[str]], Sequence[bool]]
+) -> list[str]:
     """The id of each row as the project knows it; one that it does not know as it stands is trimmed."""
     exact = [_unguarded(row.id) for row in rows]
     names = [
@@ -293,8 +340,8 @@ def _known_ids(path: Path, rows: Sequence[_Row], ids: Callable[[Sequence[str]], 
     if unknown:
         others = f", nor are {len(unknown) - 1} more of {len(rows)} rows" if len(unknown) > 1 else ""
         raise InputError(
-            f"{path}, row {rows[unknown[0]].number}, column 'id': {_shown(names[unknown[0]])} is not in the "
-            f"project{others}; is the file of another project, or did a program change the ids?"
+            f"{path}, row {rows[unknown[0]].number}, column {column!r}: {_shown(names[unknown[0]])} is not "
+            f"in the project{others}; is the file of another project, or did a program change the ids?"
         )
     return names
 
@@ -305,19 +352,38 @@ def plain_number(where: str, text: str) -> str:
         separated = _NUMBER.fullmatch(re.sub(r"[,'\u2019\s]", "", text)) is not None
         hint = "; decimals need a point, and thousands no separator" if separated else ""
         raise InputError(f"{where}: {_shown(text)} is not a number{hint}")
-    if not math.isfinite(float(text)):
+    if abs(float(text)) > LARGEST:
         raise InputError(f"{where}: {_shown(text)} is too large for a number")
     return repr(float(text)).removesuffix(".0")
 
 
 def _class(where: str, text: str, classes: Collection[str] | None) -> str:
     """The class, which may be guarded like other cells, since people copy them."""
-    label = text if classes is not None and text in classes else _unguarded(text).strip()
+    label = text if classes is not None and text in classes else plain_class(_unguarded(text).strip())
     if classes is None or label in classes:
         return label
     nearest = nearest_class(label, classes)
     hint = f"did you mean {nearest!r}?" if nearest else f"they are {_shown(', '.join(classes))}"
     raise InputError(f"{where}: {_shown(label)} is none of the {len(classes)} classes; {hint}")
+
+
+def plain_class(text: str) -> str:
+    """The class without the fraction of a whole number, so that the 1.0 of a program is the 1 of people."""
+    whole = _WHOLE.fullmatch(text)
+    return whole[1] if whole else text
+
+
+def is_label(text: str, classes: Collection[str] | None) -> bool:
+    """Whether a text is a label, and not a word for none such as NA that is no class by name."""
+    return text not in _NOTHING or text in (classes or ())
+
+
+def alike_classes(classes: Iterable[str]) -> list[list[str]]:
+    """Classes that differ from each other by case or spaces alone."""
+    alike: dict[str, list[str]] = {}
+    for name in classes:
+        alike.setdefault("".join(name.split()).casefold(), []).append(name)
+    return [names for names in alike.values() if len(names) > 1]
 
 
 def nearest_class(label: str, classes: Collection[str]) -> str | None:

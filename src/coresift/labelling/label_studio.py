@@ -6,7 +6,6 @@ What is asked for twice happens once: a task carries its item's id, and what is 
 from __future__ import annotations
 
 import html
-import math
 import re
 import threading
 import uuid
@@ -17,9 +16,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 from xml.etree import ElementTree
 
+from coresift.labelling.files import plain_class
 from coresift.labelling.label_studio_client import LabelStudio, UnavailableError, read_token, task_filter
 from coresift.labelling.project import BusyError
-from coresift.labelling.records import Answer, Chosen, Round, Task
+from coresift.labelling.records import LARGEST, Answer, Chosen, Round, Task
 from coresift.types import InputError
 
 CONNECTION, SEEN = "label_studio", "label_studio_seen"
@@ -368,7 +368,7 @@ def _label(connection: Connection, result: Sequence[Any]) -> str | None:
     if len(entries) != 1 or entries[0] is None:
         return None
     path = entries[0] if isinstance(entries[0], list) else [entries[0]]
-    return " / ".join(str(step) for step in path).strip() or None
+    return plain_class(" / ".join(str(step) for step in path).strip()) or None
 
 
 def _expected(project: LabellingProject, label: str | None) -> str | None:
@@ -377,7 +377,7 @@ def _expected(project: LabellingProject, label: str | None) -> str | None:
         fine = label is not None and (project.classes is None or label in project.classes)
         return None if fine else " or ".join(project.classes or ["a class"])
     try:
-        return None if math.isfinite(float(label or "")) else "a number"
+        return None if abs(float(label or "")) <= LARGEST else "a number"
     except ValueError:
         return "a number"
 

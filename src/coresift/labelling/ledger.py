@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coresift.errors import InputError
 from coresift.labelling.records import Answer, Chosen, Round, State
@@ -29,6 +29,9 @@ _STATES: dict[str, State] = {
     "excluded": "excluded",
     "opened": "unlabelled",
 }
+
+# Those of them that somebody gave.
+_ANSWERS = ("labelled", "skipped")
 
 _TABLES = """
 CREATE TABLE facts (
@@ -82,6 +85,23 @@ class Labelled:
 
 
 @dataclass(frozen=True)
+class Correction:
+    """A label that replaced another.
+
+    Attributes
+    ----------
+    id : of the item.
+    before, after : its labels.
+    who : who gave the new one, where that is known.
+    """
+
+    id: str
+    before: str
+    after: str
+    who: str | None = None
+
+
+@dataclass(frozen=True)
 class Ingested:
     """What answers changed.
 
@@ -92,6 +112,7 @@ class Ingested:
     corrected : labels that replaced others.
     skipped : items that nobody could label.
     outdated : answers older than what is known.
+    corrections : which labels were replaced.
     """
 
     new: int = 0
@@ -99,6 +120,29 @@ class Ingested:
     corrected: int = 0
     skipped: int = 0
     outdated: int = 0
+    corrections: tuple[Correction, ...] = ()
+
+    def counts(self) -> dict[str, int]:
+        """How many answers there were of each kind."""
+        return {name: getattr(self, name) for name in ("new", "same", "corrected", "skipped", "outdated")}
+
+
+class _Event(NamedTuple):
+    """What happened to an item once; an answer comes from a source, and perhaps from a person."""
+
+    kind: str = "opened"
+    label: str | None = None
+    who: str | None = None
+    said_at: str | None = None
+    source: str | None = None
+
+    def says(self, answer: Answer) -> bool:
+        """Whether it is this answer, whoever gave it and when."""
+        return (self.kind, self.label) == (_kind(answer), answer.label)
+
+    def is_by(self, who: str | None, source: str) -> bool:
+        """Whether it came from the same person, or from the same source where no person is named."""
+        return self.who == who if self.who and who else self.source == source
 
 
 def now() -> str:
@@ -118,13 +162,20 @@ class Ledger:
         self.path = path
         if not path.is_file():
             raise InputError(f"{path.parent} is no project: it has no {NAME}; begin one with coresift init")
-        self._connection = sqlite3.connect(path, isolation_level=None, timeout=30)
+        writable = os.access(path.parent, os.W_OK) and os.access(path, os.W_OK)
+        settings = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON") if writable else ()
         try:
-            for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+            self._connection = _connect(path, writable)
+        except sqlite3.OperationalError as error:
+            raise InputError(f"cannot read {path}: {error}") from None
+        try:
+            for setting in settings:
                 self._connection.execute(f"PRAGMA {setting}")
             (version,) = self._one("PRAGMA user_version")
         except sqlite3.DatabaseError as error:
             self.close()
+            if isinstance(error, sqlite3.OperationalError):
+                raise InputError(f"cannot read {path}: {error}") from None
             raise InputError(f"{path} is no ledger: {error}") from None
         if version != VERSION:
             self.close()
@@ -166,8 +217,7 @@ class Ledger:
                 (1, position, "labelled", label, None, None) for position, label in known.items()
             ]
             for one in answers:
-                kind = "skipped" if one.label is None else "labelled"
-                events.append((2, places[one.id], kind, one.label, one.who, one.at))
+                events.append((2, places[one.id], _kind(one), one.label, one.who, one.at))
             # Both are there in any case: labels of the first two are those that nobody asked for.
             connection.executemany(
                 "INSERT INTO imports (at, source, fingerprint) VALUES (?, ?, ?)",
@@ -376,8 +426,9 @@ class Ledger:
     def add_answers(self, answers: Sequence[Answer], source: str, fingerprint: str | None = None) -> Ingested:
         """Write answers down, all or none; those that say nothing new are left out.
 
-        A file that came in before changes nothing, even where some of its labels were corrected since. An
-        answer that says when it was given does not replace a later one.
+        A file that came in before changes nothing, even where some of its labels were corrected since. Nor
+        does an answer that its sender gave before and somebody else corrected since: people send files again
+        that have grown. An answer that says when it was given does not replace a later one.
 
         Parameters
         ----------
@@ -387,17 +438,21 @@ class Ledger:
         again = fingerprint is not None and self.knows_file(fingerprint)
         positions = self.positions([answer.id for answer in answers])
         count = dict.fromkeys(("new", "same", "corrected", "skipped", "outdated"), 0)
-        at, events = now(), []
+        at, events, corrections = now(), [], []
         for answer, position in zip(answers, positions, strict=True):
             if position is None:
                 raise InputError(f"{source}: there is no item {answer.id!r} in the pool")
-            outcome = self._outcome(answer, position)
+            before = self._events(position)
+            outcome = _outcome(answer, source, before)
             if again and outcome != "same":
                 outcome = "outdated"
             count[outcome] += 1
             if outcome not in ("same", "outdated"):
-                kind = "skipped" if answer.label is None else "labelled"
-                events.append((at, position, kind, answer.label, answer.who, answer.at))
+                events.append((at, position, _kind(answer), answer.label, answer.who, answer.at))
+            if outcome == "corrected":
+                corrections.append(
+                    Correction(answer.id, str(before[-1].label), str(answer.label), answer.who)
+                )
         if events or (fingerprint is not None and not again):
             with self._adding():
                 cursor = self._connection.execute(
@@ -411,22 +466,26 @@ class Ledger:
                     """,
                     events,
                 )
-        return Ingested(**count)
+        return Ingested(**count, corrections=tuple(corrections))
 
-    def _outcome(self, answer: Answer, position: int) -> str:
-        """Which of the counts of `Ingested` an answer adds to."""
-        found = self._rows(
-            "SELECT kind, label, said_at FROM events WHERE position = ? ORDER BY event DESC LIMIT 1",
+    def knows_answers(self, answers: Sequence[Answer]) -> bool:
+        """Whether all answers were given before, even if they were corrected since."""
+        positions = self.positions([answer.id for answer in answers])
+        return all(
+            position is not None and any(event.says(answer) for event in self._events(position))
+            for answer, position in zip(answers, positions, strict=True)
+        )
+
+    def _events(self, position: int) -> list[_Event]:
+        """What happened to an item, in its order."""
+        rows = self._rows(
+            """
+            SELECT kind, label, who, said_at, source FROM events LEFT JOIN imports USING (import)
+            WHERE position = ? ORDER BY event
+            """,
             (position,),
         )
-        kind, label, said_at = found[0] if found else ("opened", None, None)
-        if (kind, label) == ("skipped" if answer.label is None else "labelled", answer.label):
-            return "same"
-        if said_at and answer.at and datetime.fromisoformat(answer.at) < datetime.fromisoformat(said_at):
-            return "outdated"
-        if answer.label is None:
-            return "skipped"
-        return "corrected" if kind == "labelled" else "new"
+        return [_Event(*row) for row in rows]
 
     # The database.
 
@@ -441,8 +500,10 @@ class Ledger:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self._connection.execute("ROLLBACK")
+            if isinstance(error, sqlite3.OperationalError):  # such as of a file that may only be read
+                raise InputError(f"cannot write to {self.path}: {error}") from None
             raise
         self._connection.execute("COMMIT")
 
@@ -451,3 +512,51 @@ class Ledger:
 
     def _one(self, query: str, values: Sequence[Any] = ()) -> Any:
         return self._connection.execute(query, values).fetchone()
+
+
+def _connect(path: Path, writable: bool) -> sqlite3.Connection:
+    """A connection for reading and adding, or for reading alone where nothing can be written."""
+    if writable:
+        return sqlite3.connect(path, isolation_level=None, timeout=30)
+    # What is still in the log beside the file, SQLite reads by the index that a writer keeps there. Without a
+    # log it would make one, unless it is told that the file stays as it is.
+    log = path.with_name(f"{path.name}-wal")
+    still = "" if log.exists() and log.stat().st_size else "&immutable=1"
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{still}", uri=True, isolation_level=None)
+
+
+def _kind(answer: Answer) -> str:
+    """The kind of event that an answer is."""
+    return "skipped" if answer.label is None else "labelled"
+
+
+def _outcome(answer: Answer, source: str, before: Sequence[_Event]) -> str:
+    """Which of the counts of `Ingested` an answer adds to, after what happened to its item before."""
+    last = before[-1] if before else _Event()
+    if last.says(answer):
+        return "same"
+    if (
+        last.said_at
+        and answer.at
+        and datetime.fromisoformat(answer.at) < datetime.fromisoformat(last.said_at)
+    ):
+        return "outdated"
+    if last.kind in _ANSWERS and _is_repeated(answer, source, before):
+        return "outdated"
+    if answer.label is None:
+        return "skipped"
+    return "corrected" if last.kind == "labelled" else "new"
+
+
+def _is_repeated(answer: Answer, source: str, before: Sequence[_Event]) -> bool:
+    """Whether its sender gave an answer before, and somebody else another one since.
+
+    One with a time of its own is no repetition: then they mean it.
+    """
+    corrected = False
+    for event in reversed(before):
+        if not event.is_by(answer.who, source):
+            corrected = corrected or event.kind in _ANSWERS
+        elif event.says(answer) and answer.at in (None, event.said_at):
+            return corrected
+    return False

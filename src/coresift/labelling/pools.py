@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coresift.data.readers import _is_number
+from coresift.labelling.records import LARGEST
 from coresift.labelling.table_files import (
     USABLE,
     CsvFile,
@@ -35,11 +37,7 @@ Kind: TypeAlias = Literal["table", "text", "images", "array"]
 Positions: TypeAlias = Sequence[int] | Rows
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-# Beyond it squares overflow; whoever writes such a number means "none" or has made a mistake.
-LARGEST = 1e100
 SHOWN = 20
-# Words that stand for no label; the CSV reader has them for missing values.
-NOTHING = ("", "#N/A", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null")
 
 
 @dataclass(frozen=True)
@@ -111,8 +109,16 @@ class ItemPool(ABC):
         """The names of items: distinct, not empty."""
         return [str(row) for row in range(len(self))]
 
+    @property
+    def named_by(self) -> str:
+        """What names the items, in words."""
+        return "their row number, from 0"
+
     def targets(self) -> list[str | None] | None:
-        """The labels that the file holds, ``None`` where a row has none; ``None`` without such a column."""
+        """What stands in the target's column, ``None`` in a row without; ``None`` without such a column.
+
+        A word such as NA may stand there too; see `coresift.labelling.files.is_label`.
+        """
         return None
 
     def costs(self) -> Floats | None:
@@ -205,6 +211,7 @@ class TablePool(ItemPool):
             others = parts | {reading.text, "id"}
             reading = replace(reading, features=tuple(name for name in file.columns if name not in others))
             self._check_target(reading)
+            self._check_id(reading)
         self.reading = reading
         self._check_features()
         self.numbers = [name for name in reading.features if kinds[name] in ("number", "date")]
@@ -238,6 +245,20 @@ class TablePool(ItemPool):
             raise InputError(
                 f"{reading.path} has no column {reading.target!r}; did you mean {near!r}? "
                 "if that is a feature, list the columns to learn from with --features"
+            )
+
+    def _check_id(self, reading: Reading) -> None:
+        """Raise where items would go by their rows, but a feature by default is called ID, Id or the like.
+
+        Labels that come by its ids would go to the rows of these numbers.
+        """
+        if reading.id is not None:
+            return
+        near = next((name for name in reading.features if "".join(name.split()).casefold() == "id"), None)
+        if near is not None:
+            raise InputError(
+                f"{reading.path} has no column 'id'; did you mean {near!r}? say --id {shlex.quote(near)}, or "
+                "list the columns to learn from with --features to have items named by their row numbers"
             )
 
     def _check_features(self) -> None:
@@ -306,10 +327,12 @@ class TablePool(ItemPool):
     def ids(self) -> list[str]:
         return super().ids() if self._ids is None else list(self._ids)
 
+    @property
+    def named_by(self) -> str:
+        return super().named_by if self.reading.id is None else f"column {self.reading.id!r}"
+
     def targets(self) -> list[str | None] | None:
-        if self._targets is None:
-            return None
-        return [None if label in NOTHING else label for label in self._targets]
+        return None if self._targets is None else list(self._targets)
 
     def costs(self) -> Floats | None:
         return None if self._costs is None else self._costs.copy()
@@ -436,6 +459,10 @@ class ImageFolder(ItemPool):
 
     def ids(self) -> list[str]:
         return list(self._ids)
+
+    @property
+    def named_by(self) -> str:
+        return "their path in the folder"
 
     def describe(self, positions: Positions) -> list[dict[str, str]]:
         files = self.take(_positions(positions, len(self))).images

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,18 @@ from filelock import FileLock, Timeout
 import coresift
 from coresift.labelling.choose import Limits, asker, choose_within, stands_for
 from coresift.labelling.features import write_features
-from coresift.labelling.files import answer_parts, plain_number, read_answers
+from coresift.labelling.files import (
+    answer_parts,
+    is_label,
+    plain_class,
+    plain_number,
+    read_answers,
+)
 from coresift.labelling.ledger import NAME as LEDGER
 from coresift.labelling.ledger import Ingested, Labelled, Ledger, now
 from coresift.labelling.model import MODEL_NAMES, default_model
 from coresift.labelling.pools import ItemPool, Reading, open_pool
-from coresift.labelling.records import Answer, Chosen, Round, Task
+from coresift.labelling.records import LARGEST, Answer, Chosen, Round, Task
 from coresift.labelling.worth import information, worth
 from coresift.strategies import DEFAULT, find_strategy, select
 from coresift.types import Index, InputError
@@ -52,6 +58,17 @@ class NothingLeftError(InputError):
     """There is nothing left to choose."""
 
     exit_code = 4
+
+
+class LostPoolError(InputError):
+    """The pool is gone, or another by now; ``reason`` says which."""
+
+    def __init__(self, reason: str, folder: Path) -> None:
+        self.reason = reason
+        super().__init__(
+            f"{reason}; put it back as it was, or keep the labels with: coresift export {folder} labels.csv, "
+            "and begin anew with: coresift init NEW --pool POOL --labels labels.csv"
+        )
 
 
 @dataclass(frozen=True)
@@ -132,6 +149,24 @@ class Request:
         find_strategy(self.strategy)
 
 
+@dataclass(frozen=True)
+class Intake:
+    """What a file of labels brought.
+
+    Attributes
+    ----------
+    changed : what its answers changed.
+    passed_over : how many rows have a word for no label, such as NA.
+    known : the classes that labels had before.
+    new_classes : how many labels each other class has by now; none where classes were named at the start.
+    """
+
+    changed: Ingested
+    passed_over: int
+    known: tuple[str, ...] = ()
+    new_classes: Mapping[str, int] = field(default_factory=dict)
+
+
 class Project:
     """A labelling project.
 
@@ -177,59 +212,74 @@ class Project:
         answer_parts(reading.target)  # raises for a name that answers need
         if reading.target in RESERVED:
             raise InputError(f"--target is {reading.target!r}, which is a column of exports; rename it")
+        _check_nothing_is_lost(folder, Path(reading.path))
+        if classes is not None:
+            classes = tuple(dict.fromkeys(map(plain_class, classes)))
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"cannot make the folder {folder}: {error.strerror}") from None
         with _writing(folder):
             pool = open_pool(reading)
+            said = {position: text for position, text in enumerate(pool.targets() or ()) if text is not None}
             known = {
-                position: label for position, label in enumerate(pool.targets() or ()) if label is not None
+                position: plain_class(text) for position, text in said.items() if is_label(text, classes)
             }
             ids = pool.ids()
             among = set(ids)
 
-            def read(task: Task) -> list[Answer]:
+            def read(task: Task) -> tuple[list[Answer], int]:
                 if labels is None or reading.target is None:
-                    return []
+                    return [], 0
                 return read_answers(
                     labels,
                     target=reading.target,
                     task=task,
                     ids=lambda some: [one in among for one in some],
                     classes=classes,
+                    id_column=pool.reading.id,
                 )
 
             if classes is not None:
                 task = task or "classification"
             # As text first: they may be what tells the task.
-            answers = read(task or "classification")
+            answers, passed_over = read(task or "classification")
+            passed_over += len(said) - len(known)
             guess = [*known.values(), *(one.label for one in answers if one.label)]
             task = task or _guess_task(guess, reading.target, pool.targets() is not None)
             if task == "regression":
-                answers = read(task)
+                answers, _ = read(task)
                 known = {
                     position: plain_number(f"row {position} of the pool, column {reading.target!r}", label)
                     for position, label in known.items()
                 }
             if classes is not None:
                 _check_classes(known, classes, task)
-            facts = write_features(pool, folder / FEATURES, embedding=embedding, seed=seed)
-            settings = Settings(
-                reading=pool.reading,
-                kind=pool.kind,
-                task=task,
-                target=reading.target,
-                classes=None if classes is None else tuple(classes),
-                features=facts.about,
-                fingerprint=pool.fingerprint(),
-                seed=seed,
-                hand_picked=hand_picked,
-                stamp=_stamp(Path(pool.reading.path)),
-            )
-            facts_kept = {"settings": asdict(settings), "coresift": coresift.__version__}
-            source = () if labels is None else (answers, labels.name, _fingerprint_of(labels))
-            Ledger.create(folder / LEDGER, ids, facts_kept, known, *source).close()
+            try:
+                facts = write_features(pool, folder / FEATURES, embedding=embedding, seed=seed)
+                settings = Settings(
+                    reading=pool.reading,
+                    kind=pool.kind,
+                    task=task,
+                    target=reading.target,
+                    classes=None if classes is None else tuple(classes),
+                    features=facts.about,
+                    fingerprint=pool.fingerprint(),
+                    seed=seed,
+                    hand_picked=hand_picked,
+                    stamp=_stamp(Path(pool.reading.path)),
+                )
+                facts_kept = {
+                    "settings": asdict(settings),
+                    "coresift": coresift.__version__,
+                    "passed_over": passed_over,
+                }
+                source = () if labels is None else (answers, labels.name, _fingerprint_of(labels))
+                Ledger.create(folder / LEDGER, ids, facts_kept, known, *source).close()
+            except BaseException:
+                # Without a ledger they would be in the way of the next attempt.
+                (folder / FEATURES).unlink(missing_ok=True)
+                raise
         return cls(folder)
 
     def close(self) -> None:
@@ -262,13 +312,24 @@ class Project:
     @cached_property
     def pool(self) -> ItemPool:
         """The items as people know them; an error where they are no longer those of the beginning."""
-        pool, path = open_pool(self.settings.reading), Path(self.settings.reading.path)
+        path = Path(self.settings.reading.path)
+        try:
+            pool = open_pool(self.settings.reading)
+        except InputError as error:
+            raise LostPoolError(str(error), self.folder) from None
         if _stamp(path) != self.settings.stamp and pool.fingerprint() != self.settings.fingerprint:
-            raise InputError(
-                f"{path} has changed since the project began, and its rows may be others now; put it back as "
-                "it was, or begin a new project with it"
+            raise LostPoolError(
+                f"{path} has changed since the project began, and its rows may be others now", self.folder
             )
         return pool
+
+    def why_lost(self) -> str | None:
+        """Why the pool cannot be had any more; ``None`` where it can."""
+        try:
+            len(self.pool)
+        except LostPoolError as error:
+            return error.reason
+        return None
 
     @cached_property
     def features(self) -> npt.NDArray[np.float32]:
@@ -305,50 +366,49 @@ class Project:
 
     # Answers.
 
-    def ingest_file(self, path: Path, wait: float = 10.0) -> tuple[Ingested, dict[str, int], list[str]]:
-        """Take labels in from a file; what that changed, how many labels each new class has, and all others.
-
-        A class is new if no label had it before. None is where classes were named at the start, or there was
-        nothing to compare with.
-        """
+    def ingest_file(self, path: Path, wait: float = 10.0) -> Intake:
+        """Take labels in from a file."""
         with self.writing(wait):
-            before = self._class_counts()
-            changed = self.ledger.add_answers(self._answers(path), path.name, _fingerprint_of(path))
-            if not before or self.classes is not None:
-                return changed, {}, list(before)
-            after = self._class_counts()
-            new = {name: count for name, count in after.items() if name not in before}
-            return changed, new, list(before)
+            before = self.class_counts()
+            answers, passed_over = self._answers(path)
+            changed = self.ledger.add_answers(answers, path.name, _fingerprint_of(path))
+            if self.classes is not None:
+                return Intake(changed, passed_over)
+            new = {name: count for name, count in self.class_counts().items() if name not in before}
+            return Intake(changed, passed_over, tuple(before), new)
 
-    def _class_counts(self) -> dict[str, int]:
+    def class_counts(self) -> dict[str, int]:
         """How many items have which class, the most frequent first; numbers are none."""
         return {} if self.task == "regression" else self.ledger.label_counts()
 
-    def _answers(self, path: Path) -> list[Answer]:
+    def _answers(self, path: Path) -> tuple[list[Answer], int]:
         return read_answers(
             path,
             target=self.target,
             task=self.task,
             ids=lambda ids: [position is not None for position in self.ledger.positions(ids)],
             classes=self.classes,
+            id_column=self.settings.reading.id,
         )
 
-    def check_not_pool(self, path: Path) -> None:
-        """Raise where something would be written over the pool."""
-        if path.resolve() == Path(self.settings.reading.path).resolve():
-            raise InputError(f"{path} is the pool; name another file")
-
     def check_replaceable(self, path: Path) -> None:
-        """Raise where a batch would be written over the pool, or over answers that are not taken in yet."""
-        if not path.exists():
+        """Raise where something would be lost: the pool, the project itself, answers not taken in yet."""
+        whole = path.resolve()
+        if whole == Path(self.settings.reading.path).resolve():
+            raise InputError(f"{path} is the pool; name another file")
+        # SQLite keeps files beside the ledger, whose names begin with its own.
+        own = whole.name in (FEATURES, LOCK) or whole.name.startswith(LEDGER)
+        if own and whole.parent == self.folder.resolve():
+            raise InputError(f"{path} is what the project itself is kept in; name another file")
+        if path.suffix.lower() != ".csv" or not path.exists():
             return
         try:
-            answers = self._answers(path)
+            answers, _ = self._answers(path)
         except InputError:
             raise InputError(
                 f"{path} is there and is no batch to write over; mend it, remove it, or name another file"
             ) from None
-        if answers and not self.ledger.knows_file(_fingerprint_of(path)):
+        if not self.ledger.knows_file(_fingerprint_of(path)) and not self.ledger.knows_answers(answers):
             raise InputError(
                 f"{path} has answers in it: take them in with coresift ingest, or name another file"
             )
@@ -359,12 +419,12 @@ class Project:
             if answer.label is not None:
                 self._check_label(answer, source)
         with self.writing(wait=10.0):
-            return asdict(self.ledger.add_answers(answers, source))
+            return self.ledger.add_answers(answers, source).counts()
 
     def _check_label(self, answer: Answer, source: str) -> None:
         if self.task == "regression":
             try:
-                good = np.isfinite(float(answer.label or ""))
+                good = abs(float(answer.label or "")) <= LARGEST
             except ValueError:
                 good = False
             if not good:
@@ -668,10 +728,28 @@ def _fingerprint_of(path: Path) -> str:
 def _writing(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """The lock of a project; it goes with the process, however that ends."""
     try:
-        with FileLock(folder / LOCK, timeout=wait):
-            yield
+        lock = FileLock(folder / LOCK, timeout=wait).acquire()
     except Timeout:
         raise BusyError(f"another program is writing to {folder}; wait for it to end") from None
+    except OSError as error:
+        raise InputError(f"cannot write to the folder {folder}: {error.strerror}") from None
+    with lock:
+        yield
+
+
+def _check_nothing_is_lost(folder: Path, pool: Path) -> None:
+    """Raise where a new project would be written over what is there."""
+    features = folder / FEATURES
+    if not features.exists():
+        return
+    if features.resolve() == pool.resolve():
+        raise InputError(
+            f"{pool} is the pool, and a project in {folder} would be written over it; name another folder"
+        )
+    raise InputError(
+        f"{folder} has no {LEDGER}, but a {FEATURES} that a project would be written over; name another "
+        "folder, or remove it if it is left of an init that was cut short"
+    )
 
 
 def _guess_task(known: Sequence[str], target: str, there: bool) -> Task:

@@ -9,6 +9,9 @@ from typing import Any, Literal
 Task = Literal["regression", "classification"]
 State = Literal["unlabelled", "pending", "labelled", "skipped", "excluded"]
 
+# Beyond it squares overflow; whoever writes such a number means "none" or has made a mistake.
+LARGEST = 1e100
+
 
 @dataclass(frozen=True)
 class Answer:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from coresift.checks import check_covariance, check_finite, check_shape
+from coresift.pool import as_array, as_float
 from coresift.types import InputError
 
 
@@ -83,9 +84,8 @@ def quadratic(x: Tensor, matrix: Tensor) -> Tensor:
 
 def check_labelled(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Labelled rows (n, d) and targets (n,) as float tensors of one type, or an error."""
-    x, y = torch.as_tensor(x).detach(), torch.as_tensor(y).detach()
-    # Halves are too few digits to solve with, and torch has no solver for them.
-    x = x if x.dtype in (torch.float32, torch.float64) else x.float() if x.is_floating_point() else x.double()
+    # Halves become float32: they are too few digits to solve with.
+    x, y = (as_float(one.detach() if isinstance(one, Tensor) else as_array(one)) for one in (x, y))
     check_shape(x, (None, None), "x")
     check_shape(y, (len(x),), "y")
     check_finite(x, what="labelled x")
