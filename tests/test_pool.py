@@ -264,6 +264,8 @@ def test_data_frames():
     frame = pd.DataFrame(rows, columns=["a", "b"], index=np.arange(12)[::-1])
     np.testing.assert_array_equal(as_pool(frame).take(range(12)), rows)
     assert as_pool(frame.astype("float32")).take([0]).dtype == torch.float32
+    twice = pd.concat([frame, frame], axis=1)  # columns of the same names
+    np.testing.assert_array_equal(as_pool(twice).take(range(12)), np.hstack([rows, rows]))
     mixed = frame.assign(
         whole=range(12),
         sign=frame.a > 0,
@@ -288,3 +290,8 @@ def test_data_frames():
         torch.from_numpy(expected), torch.from_numpy(rows[:, 0])
     )
     torch.testing.assert_close(posterior.mean, plain.mean)
+
+
+def test_one_label_for_many_rows_is_refused():
+    with pytest.raises(InputError, match=r"y has shape \(\), expected \(3\)"):
+        BayesianLinearRegression(noise_variance=1.0).fit(np.ones((3, 2)), 5.0)

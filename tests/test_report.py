@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from scipy.stats import ttest_rel
@@ -740,3 +742,68 @@ def test_all_are_drawn_where_colours_do(count: int, tmp_path: Path) -> None:
     write_report(tmp_path)
     text = (tmp_path / "table1.md").read_text(encoding="utf-8")
     assert ("other methods are not drawn" in text) is (count > 7)
+
+
+def test_packed_rounds_are_not_lost(out: Path, tmp_path: Path) -> None:
+    """Where new logs stand beside what is kept of others, or another experiment's rounds are in the way."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    shutil.copy(out / "rounds.parquet", kept)
+    before = (kept / "rounds.parquet").read_bytes()
+    write(Log(kept / "yacht/own.jsonl"), {0: run("own", 0, [BATCH, BATCH])})
+    for given in (kept, tmp_path / "other"):
+        if given != kept:
+            write(Log(given / "mine/random.jsonl"), {0: run("random", 0, [BATCH])})
+        with pytest.raises(InputError, match=r"has runs of lcmd on boston, .* that would be lost"):
+            write_report(given, kept)
+        assert (kept / "rounds.parquet").read_bytes() == before
+
+
+def test_packed_rounds_grow_with_their_run(tmp_path: Path) -> None:
+    """An unfinished run may also shrink, when what it had written of a turn is dropped."""
+    log, rounds = Log(tmp_path / "yacht/own.jsonl"), run("own", 0, [BATCH, BATCH])
+    for turns in (rounds[:2], rounds[:1], rounds):
+        log.path.unlink(missing_ok=True)
+        write(log, {0: turns})
+        write_report(tmp_path)
+    log.path.unlink()
+    write(log, {0: rounds[:2]})
+    with pytest.raises(InputError, match="has runs of own on yacht"):
+        write_report(tmp_path)
+
+
+def test_files_that_are_no_rounds(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.parquet"
+    path.write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(InputError, match=r"rounds.parquet is damaged, or no Parquet file"):
+        write_report(tmp_path)
+    pq.write_table(pa.table({"data": ["a"], "seed": [1]}), path)
+    with pytest.raises(InputError, match=r"holds no rounds of experiments: it has no column 'chosen'"):
+        write_report(tmp_path)
+    for line in ({"seed": 1, "accuracy": 1.0, "data": "a"}, {"text": "hello"}):
+        (tmp_path / "some").mkdir(exist_ok=True)
+        (tmp_path / "some/thing.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+        with pytest.raises(InputError, match=r"thing.jsonl holds something else than rounds"):
+            write_report(tmp_path)
+
+
+def test_a_mistaken_ceiling_writes_nothing(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="to be the ceiling of others"):
+        write_report(folder, tmp_path / "new", ceiling=folder)
+    assert not (tmp_path / "new").exists()
+
+
+def test_methods_keep_their_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a data set lacks some of them."""
+    figures = []
+    monkeypatch.setattr("coresift.experiments.report.save", lambda figure, _: figures.append(figure))
+    for data, names in {"one": ["alpha", "random", "zeta"], "two": ["random", "zeta"]}.items():
+        for name in names:
+            turns = {seed: run(name, seed, [BATCH, BATCH]) for seed in range(3)}
+            write(Log(tmp_path / data / f"{name}.jsonl"), turns)
+    write_report(tmp_path)
+    first, second = (
+        {line.get_label(): (line.get_color(), line.get_marker()) for line in figure.axes[0].lines}
+        for figure in figures
+    )
+    assert len(first) == 3 and second == {name: first[name] for name in ("random", "zeta")}

@@ -393,7 +393,7 @@ def as_float(rows: Tensor | npt.NDArray[Any]) -> Tensor:
         if rows.dtype.kind not in "biuf" or rows.dtype.itemsize > 8:
             rows = _floats_of(rows)
         # torch shares memory only with what it may write to, forward strides and this machine's byte order.
-        if not rows.flags.writeable or min(rows.strides) < 0 or not rows.dtype.isnative:
+        if not rows.flags.writeable or min(rows.strides, default=0) < 0 or not rows.dtype.isnative:
             rows = np.array(rows, dtype=rows.dtype.newbyteorder("="))
         rows = torch.from_numpy(rows)
     if rows.dtype in (torch.float32, torch.float64):
@@ -452,8 +452,9 @@ def as_array(source: Any) -> npt.NDArray[Any]:
     if not (hasattr(source, "columns") and hasattr(source, "to_numpy")):
         return np.asarray(source)
     columns = []
-    for name in source.columns:
-        column = source[name]
+    for place, name in enumerate(source.columns):
+        # Columns of pandas may share a name.
+        column = source.iloc[:, place] if hasattr(source, "iloc") else source[name]
         kind = getattr(column.dtype, "kind", "")  # of pandas; "O" are texts, objects or categories
         gaps = {"dtype": np.float64, "na_value": np.nan} if hasattr(column.dtype, "na_value") else {}
         try:

@@ -64,10 +64,10 @@ def write_report(
     known = sorted({record.method for record in records})
     if unknown := sorted({*(show or ())} - {*known}):
         raise InputError(f"show names {', '.join(unknown)}, but {folder} has {', '.join(known)}")
-    out.mkdir(parents=True, exist_ok=True)
-    pack(records, origins, out / PACKED)
     everything = _gather(records, origins)
     ceilings = {} if ceiling is None else _ceilings(ceiling)
+    out.mkdir(parents=True, exist_ok=True)
+    pack(records, origins, out / PACKED)
     # Ratios of RMSE and of shares that are wrong have no sensible mean, so each sort has its own ranking.
     sorts = tuple(sorted({results.classes for results in everything})) or (False,)
     rankings = {
@@ -86,7 +86,8 @@ def write_report(
         if top is not None:
             parts.append(f"With all {labels} labels, {results.measure} is {top:.{results.digits}f}.")
         if _compares(results) and results.ranked():
-            names = _handful(results, rankings[results.classes]) if show is None else show
+            alike = [other for other in everything if other.classes is results.classes]
+            names = _handful(results, rankings[results.classes], alike) if show is None else show
             picture = _curves(results, names, top)
             save(picture.figure, out / picture.file)
             parts.append(picture)
@@ -395,23 +396,31 @@ def _at_the_end(results: Results) -> Table:
 # Figures.
 
 
-def _handful(results: Results, ranking: Sequence[Standing]) -> list[str]:
-    """Methods to draw, in the same order everywhere, so that they keep their colours."""
+def _handful(results: Results, ranking: Sequence[Standing], alike: Sequence[Results]) -> list[str]:
+    """Methods to draw, in the same order on all data sets that are alike, so that they keep their colours."""
+    every = {name for other in alike for name in other.ranked()}
+    if len(every) <= len(COLOURS):
+        return _random_first(every)
     paper = [name for name in results.runs if paper_name(results.data, name) == "ACS-FW"]
     acs = ["acs-fw"] if "acs-fw" in results.runs else sorted(paper, key=len)[:1]
     leader = [standing.method for standing in ranking[:1]]
     # Those that may be missing on some data sets come last.
     ranked = results.ranked()
     names = ["random", "maxent", *acs, *leader, "maxent-sg", "maxent-i", *ranked[:1]]
-    if results.classes or len(ranked) <= len(COLOURS):  # others too, as many as there are colours
+    if results.classes:  # others too, as many as there are colours
         names = [name for name in dict.fromkeys([*names, *ranked]) if name in ranked][: len(COLOURS)]
-        names.sort(key=lambda name: (name != "random", name))  # not by rank, which differs between reports
+        return _random_first(names)  # not by rank, which differs between reports
     return names
+
+
+def _random_first(names: Iterable[str]) -> list[str]:
+    return sorted(names, key=lambda name: (name != "random", name))
 
 
 def _curves(results: Results, show: Sequence[str], top: Estimate | None) -> Picture:
     ranked = results.ranked()
-    names = [name for name in dict.fromkeys(show) if name in ranked] or ranked[:7]
+    order = list(dict.fromkeys(show))
+    names = [name for name in order if name in ranked] or ranked[:7]
     labels = results.label_grid()
     refits = {name: results.refit_grid(name) for name in names}
     beyond = max(grid[-1] for grid in refits.values()) > results.refits > 0
@@ -424,6 +433,7 @@ def _curves(results: Results, show: Sequence[str], top: Estimate | None) -> Pict
     figure = curve_panels(
         panels,
         f"test {results.measure}, {results.data}",
+        order=order,
         shares=results.classes,
         level=None if top is None else ("all labels", top.mean),
     )

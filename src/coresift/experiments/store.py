@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, pairwise
@@ -36,6 +36,11 @@ class Record:
     method: str
     seed: int
     rounds: tuple[Round, ...]
+
+    @property
+    def done(self) -> bool:
+        """Whether all labels are bought and learned."""
+        return not self.rounds[-1].chosen
 
 
 @dataclass(frozen=True)
@@ -103,8 +108,11 @@ class Log:
         for line in self._lines():
             if "settings" in line:
                 continue
-            seed = line.pop("seed")
-            turns, turn = found.setdefault(seed, []), _round(line)
+            try:
+                seed, turn = line.pop("seed"), _round(line)
+            except (KeyError, TypeError):
+                raise InputError(f"{self.path} holds something else than rounds of experiments") from None
+            turns = found.setdefault(seed, [])
             if turns and turn.fits <= turns[-1].fits:
                 raise InputError(
                     f"{self.path} is damaged, or joined from files that share a seed: seed {seed} has fit "
@@ -188,9 +196,21 @@ def read(folder: Path) -> tuple[list[Record], Origins]:
     return _unpack(folder / PACKED)
 
 
-def pack(records: Iterable[Record], origins: Origins, path: Path) -> None:
-    """Write all rounds of all runs, finished or not, as one Parquet file."""
-    name, count, short = pa.dictionary(pa.int16(), pa.string()), pa.int32(), pa.float32()
+def pack(records: Sequence[Record], origins: Origins, path: Path) -> None:
+    """Write all rounds of all runs, finished or not, as one Parquet file.
+
+    A file that is there is replaced, unless it has runs that would then be nowhere.
+    """
+    kept = _unpack(path)[0] if path.exists() else []
+    done = {(record.data, record.method, record.seed): record.done for record in records}
+    lost = [one for one in kept if one.done > done.get((one.data, one.method, one.seed), -1)]
+    if lost:
+        names = ", ".join(dict.fromkeys(f"{one.method} on {one.data}" for one in lost))
+        raise InputError(
+            f"{path} has runs of {names} that would be lost if it were written anew; "
+            "name another folder with --out, or move that file away"
+        )
+    name, count, number = pa.dictionary(pa.int16(), pa.string()), pa.int32(), pa.float64()
     columns = {
         "data": name,
         "method": name,
@@ -198,12 +218,12 @@ def pack(records: Iterable[Record], origins: Origins, path: Path) -> None:
         "fits": count,
         "labels": count,
         "guessed": count,
-        "rmse": pa.float64(),
-        "accuracy": pa.float64(),
-        "log_density": short,
-        "calibration_error": short,
-        "fit_seconds": short,
-        "select_seconds": short,
+        "rmse": number,
+        "accuracy": number,
+        "log_density": number,
+        "calibration_error": number,
+        "fit_seconds": number,
+        "select_seconds": number,
         "chosen": pa.list_(count),
     }
     rows = [{**vars(record), **vars(turn)} for record in records for turn in record.rounds]
@@ -216,8 +236,16 @@ def pack(records: Iterable[Record], origins: Origins, path: Path) -> None:
 
 
 def _unpack(path: Path) -> tuple[list[Record], Origins]:
-    """What `pack` was given, but for the guesses of imputed labels."""
-    table = pq.read_table(path)
+    """What `pack` was given, but for the guesses of imputed labels.
+
+    Of a run that stopped amid a batch of those, the last round seems to have bought what it had chosen.
+    """
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{path} is damaged, or no Parquet file: {error}") from None
+    if missing := sorted({"data", "method", "seed", "fits", "labels", "chosen"} - {*table.column_names}):
+        raise InputError(f"{path} holds no rounds of experiments: it has no column {missing[0]!r}")
     described = json.loads((table.schema.metadata or {}).get(_ORIGINS, b"[]"))
     origins = {(data, method): Origin(**origin) for data, method, origin in described}
     whose, records = ("data", "method", "seed"), []

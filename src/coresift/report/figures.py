@@ -182,10 +182,13 @@ def curve_panels(
     panels: Sequence[CurvePanel],
     measure: str,
     *,
+    order: Sequence[str] = (),
     shares: bool = False,
     level: tuple[str, float] | None = None,
 ) -> Figure:
     """Means over repeats side by side, with bands of two standard errors, one legend and one vertical axis.
+
+    Names in ``order`` have the colours of their places there, also in pictures that lack some of them.
 
     The vertical axis is logarithmic where the values go over more than a factor of three. For shares, such as
     accuracy, it is linear, and curves come in from below: the first values, which all have in common, are so
@@ -202,7 +205,9 @@ def curve_panels(
         line = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         means, later, banded = [], [], False
         for axes, panel in zip(line, panels, strict=True):
-            for position, (name, (places, values)) in enumerate(panel.curves.items()):
+            names = list(dict.fromkeys([*order, *panel.curves]))
+            for name, (places, values) in panel.curves.items():
+                position = names.index(name)
                 colour = COLOURS[position % len(COLOURS)]
                 mean, band = values.mean(0), 2 * standard_error(values)
                 means += mean.tolist()
