@@ -349,3 +349,19 @@ def test_a_laplace_prior_needs_outputs_that_are_not_all_zero():
     torch.nn.init.zeros_(network[0].bias)
     with pytest.raises(InputError, match="outputs are all zero"):
         laplace_posterior(network, "0", X.astype(np.float32), X[:, 0].astype(np.float32), task="regression")
+
+
+def test_lists_of_different_lengths_and_other_oddities():
+    with pytest.raises(InputError, match=r"pending is \[\[1\], \[2, 3\]\], expected a list of whole numbers"):
+        select(X, strategy="random", budget=2, pending=[[1], [2, 3]])
+    with pytest.raises(InputError, match="beta is '1', expected a number"):
+        GumbelTopB("power", "1")
+    with pytest.raises(InputError, match="labelled_features= goes with labelled= here"):
+        select(X, probs=PROBS, labelled_features=X[:3], strategy="badge", budget=2)
+
+
+def test_a_dead_layer_says_nothing_of_a_prior():
+    network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2, bias=False))
+    torch.nn.init.constant_(network[0].bias, -100.0)
+    with pytest.raises(InputError, match="inputs are all zero"):
+        laplace_posterior(network, "2", X.astype(np.float32), np.arange(len(X)) % 2)

@@ -105,8 +105,11 @@ def test_estimators(model):
     x = normal(100, 3).numpy()
     y = x[:, 0] > 0 if hasattr(model, "predict_proba") else x[:, 0]
     assert model.fit(x, y).score(x, y) > 0.8
-    for strategy in ("acs-fw", "acs-lcmd", "bald", "k-center"):
-        assert len(select(x, posterior=model.posterior_, budget=5, strategy=strategy, labelled=x[:3])) == 5
+    classes = ["badge", "margin"] if hasattr(model, "predict_proba") else []
+    for strategy in ("acs-fw", "acs-lcmd", "bald", "k-center", "k-medoids", *classes):
+        for pool in (x, torch.from_numpy(x).cuda()):  # labelled points stay where they are
+            given = {"posterior": model.posterior_, "labelled": x[:3]}
+            assert len(select(pool, **given, budget=5, strategy=strategy)) == 5
 
 
 @pytest.mark.parametrize("kind", [NeuralLinearClassifier, DropoutClassifier])

@@ -10,7 +10,7 @@ from coresift import InputError, select
 from coresift.models import samples
 from coresift.models.dropout import DropoutClassifier, DropoutPosterior, DropoutRegressor
 from coresift.models.ensemble import EnsemblePosterior
-from coresift.models.samples import categorical, own_generator
+from coresift.models.samples import ClassSamples, FunctionPosterior, categorical, own_generator
 from coresift.models.softmax import SoftmaxPosterior
 from coresift.spaces.likelihood import expected_log_likelihood
 from coresift.testing import check_posterior
@@ -214,6 +214,8 @@ def test_predictive_is_the_mixture():
         (DropoutPosterior(network(1), lambda y: Poisson(y[..., 0].exp()), num_predictive=30), 1),
         (SoftmaxPosterior(rows(3, 4), rows(3, 4).abs(), rows(2, 3, 4), num_predictive=30), 3),
         (EnsemblePosterior(tuple(network().eval() for _ in range(30)), categorical), 3),
+        (FunctionPosterior(lambda x, w: categorical(x @ w), list(rows(30, 4, 3))), 3),
+        (FunctionPosterior(lambda x, w: Normal(x @ w, 1.0), list(rows(30, 4))), 1),
     ],
 )
 @pytest.mark.parametrize("size", [1, 7])
@@ -234,6 +236,24 @@ def test_predictive_holds_a_block_of_rows_at_a_time(posterior, outputs, size, mo
         torch.testing.assert_close(blocks.log_prob(y), whole.log_prob(y))
     if isinstance(posterior, EnsemblePosterior):
         assert posterior.predictive(x[:0]).batch_shape == (0,)
+
+
+def test_tables_of_predictions_are_read_a_block_at_a_time(monkeypatch):
+    probs, seen, checked = torch.rand(20, 30, 3).softmax(-1), [], ClassSamples._checked
+    whole = ClassSamples(30).predictive(probs)
+
+    def watched(self, x):
+        seen.append(len(x))
+        return checked(self, x)
+
+    monkeypatch.setattr(ClassSamples, "_checked", watched)
+    monkeypatch.setattr(samples, "_AT_A_TIME", 30 * 3 * 7)
+    torch.testing.assert_close(ClassSamples(30).predictive(probs).probs, whole.probs)
+    assert max(seen) == 7 and sum(seen) == 20
+    # Scores read fewer rows at a time, too.
+    monkeypatch.setattr("coresift.scores.base._AT_A_TIME", 30 * 3 * 4)
+    seen.clear()
+    assert len(select(probs=probs.transpose(0, 1), strategy="maxent", budget=2)) == 2 and max(seen) == 4
 
 
 def test_counts():

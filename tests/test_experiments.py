@@ -704,3 +704,8 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert failed.stderr.startswith(f"coresift: {message}")
     assert failed.stderr.count("\n") == 1
     assert sorted(tmp_path.rglob("*")) == before  # nothing is left behind
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    method = Method("random", num_samples=np.int64(16))  # type: ignore[arg-type]
+    assert type(method.num_samples) is int and json.dumps(method.num_samples) == "16"

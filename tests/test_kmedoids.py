@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from coresift.selectors import KMedoids, kmedoids
 from coresift.spaces import FeatureSpace, GramSpace, VectorSpace
+from coresift.spaces.storage import OnDisk
 from coresift.testing import check_selector
 from coresift.types import InputError
 
@@ -233,3 +234,32 @@ def test_excluded_points_with_copies(values, excluded, budget):
     assert len({*batch.index.tolist()} - excluded) == budget
     assert batch.residuals == pytest.approx(cost(points, batch.index), abs=1e-6)
     assert batch.weights.sum() == pytest.approx(14)
+
+
+def test_an_excluded_point_costs_next_to_nothing():
+    """The batch is at least as good as the best one found without it, which stays allowed."""
+    points = normal(5, 400)
+    alone = KMedoids().select(FeatureSpace(points), 10)
+    left_out = next(n for n in range(400) if n not in alone.index)
+    with_one_less = KMedoids().select(FeatureSpace(points), 10, exclude=[left_out])
+    assert cost(points, with_one_less.index) <= 1.001 * cost(points, alone.index)
+
+
+@pytest.mark.parametrize("num_open", [30, 60, 900])
+def test_a_sample_of_excluded_points(num_open):
+    """Few vectors are fetched from a file, and each stands for as many as it was drawn from."""
+    points, fetched = torch.cat([normal(2, 500), 20 + normal(2, 500, seed=1)], 1), []
+
+    class Counted(OnDisk):
+        def at(self, index):
+            fetched.append(len(index))
+            return super().at(index)
+
+    columns = Counted(2, 1000, torch.float64, 1024)
+    columns.put(torch.arange(1000), points)
+    open_points = np.random.default_rng(0).permutation(1000)[:num_open]
+    closed = np.setdiff1d(np.arange(1000), open_points)
+    batch = KMedoids(max_points=80).select(VectorSpace(columns), 4, exclude=closed)
+    assert max(fetched) <= 80 and not {*batch.index} & {*closed.tolist()}
+    near = batch.weights[points[0, batch.index].numpy() < 10].sum()
+    assert batch.weights.sum() == pytest.approx(1000) and abs(near - 500) < 150

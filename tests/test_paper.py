@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -309,6 +310,17 @@ def test_probit_bald_by_quadrature(mean, deviation):
     assert float(value[0]) == pytest.approx(direct, abs=1e-9)
 
 
+def test_probit_bald_in_float32_gives_sure_points_nothing():
+    """Where a million of them would else outweigh all others in a draw."""
+    x = torch.tensor([[6.0], [8.0], [0.5]])
+    posterior = ProbitPosterior(torch.tensor([1.0]), torch.tensor([[1e-4]]))
+    found = bald(posterior, as_pool(x), generator=generator()).values
+    double = ProbitPosterior(posterior.mean.double(), posterior.covariance.double())
+    exact = bald(double, as_pool(x.double()), generator=generator()).values
+    torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-13)
+    assert float(exact[0]) < 1e-9
+
+
 def test_bald_of_classes_has_both_terms_from_the_same_draws():
     """The mean of other draws, as predictions have them, would be three times as far off."""
     draw = torch.Generator().manual_seed(0)
@@ -320,6 +332,23 @@ def test_bald_of_classes_has_both_terms_from_the_same_draws():
         found = bald(posterior, pool, 128, generator=torch.Generator().manual_seed(seed)).values
         assert float((found - truth).square().mean().sqrt()) < 0.01
         assert bool((found > 0).all())
+
+
+def test_bald_holds_few_rows_of_many_samples(monkeypatch):
+    """The same numbers, whatever the blocks."""
+    mean, rows = torch.randn(94, 6, dtype=torch.float64, generator=generator()).split([4, 90])
+    posterior = SoftmaxPosterior(mean, torch.full_like(mean, 0.3), torch.zeros(0, 4, 6).double())
+    pool, seen, conditional = as_pool(rows), [], SoftmaxPosterior.conditional
+
+    def watched(self, x, theta):
+        seen.append(len(x))
+        return conditional(self, x, theta)
+
+    whole = bald(posterior, pool, 50, generator=generator()).values
+    monkeypatch.setattr(SoftmaxPosterior, "conditional", watched)
+    monkeypatch.setattr(sys.modules["coresift.scores.bald"], "_AT_A_TIME", 50 * 4 * 20)
+    torch.testing.assert_close(bald(posterior, pool, 50, generator=generator()).values, whole)
+    assert max(seen) == 20
 
 
 @pytest.mark.parametrize(

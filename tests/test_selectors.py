@@ -327,3 +327,17 @@ def test_feature_space_is_centred_and_keeps_the_contract():
     check_space(space)
     assert float(space.total().abs().max()) < 1e-9
     assert space.selectable.all()
+
+
+def test_ranks_are_those_of_open_points():
+    """With weights 1 / rank the best of 50 open points comes first in 1 / H_50 of all draws, 22%."""
+    score, best = Score(torch.linspace(1, 0, 100)), 50
+    for gone in ({"exclude": range(50)}, {"pending": range(50)}):
+        draws = [GumbelTopB("softrank").select(score, 1, **gone, seed=seed).index[0] for seed in range(600)]
+        assert abs(np.mean(np.array(draws) == best) - 1 / np.sum(1 / np.arange(1, 51))) < 0.07
+
+
+def test_equal_scores_are_drawn_alike():
+    score = Score(torch.zeros(100))
+    draws = [GumbelTopB("softrank").select(score, 1, seed=seed).index[0] for seed in range(600)]
+    assert abs(np.mean(draws) - 49.5) < 6  # five standard errors

@@ -382,7 +382,7 @@ def test_public_names():
 
 def test_two_classes_are_two_classes():
     """As two of several, or as one probability."""
-    weights, pool = list(3 * normal(30, 3)), normal(80, 3)
+    weights, pool = list(3 * normal(30, 3) + torch.tensor([2.0, -1.0, 0.5])), normal(80, 3)
     one = FunctionPosterior(lambda x, w: Bernoulli(logits=x @ w), weights)
     both = FunctionPosterior(lambda x, w: Categorical(logits=torch.stack([0 * (x @ w), x @ w], -1)), weights)
     for strategy in ("greedy-logdet", "predictive-lcmd", "bald", "maxent"):
@@ -396,6 +396,11 @@ def test_points_are_the_same_where_the_pool_says_so():
     probs[:, 1] = probs[:, 0] = 1 / 3
     pool = normal(N, 2)
     assert {0, 1} <= {*select(pool, probs=probs, strategy="maxent", budget=2).index.tolist()}
+    # Rows of the pool itself are the points; features beside them are for distances.
+    linear = BayesianLinearRegression(noise_variance=1.0).fit(pool[:5], pool[:5, 0])
+    given = {"posterior": linear, "strategy": "maxent", "budget": 5}
+    batches = [select(pool, **given, features=features) for features in (None, torch.ones(N, 1))]
+    assert batches[0].index.tolist() == batches[1].index.tolist()
     assert not {0, 1} <= {*select(probs=probs, strategy="maxent", budget=2).index.tolist()}
 
 

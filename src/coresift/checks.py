@@ -79,7 +79,7 @@ def check_covariance(matrix: Tensor, what: str = "covariance") -> Tensor:
     return factor
 
 
-def check_whole(value: object, least: int, name: str) -> None:
+def check_whole(value: object, least: int, name: str) -> int:
     """Raise unless ``value`` is a whole number, and large enough.
 
     >>> check_whole(2.5, 1, "refit_every")
@@ -88,6 +88,7 @@ def check_whole(value: object, least: int, name: str) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InputError(f"{name} is {value!r}, expected a whole number of at least {least}")
+    return int(value)
 
 
 def check_switch(value: object, name: str) -> None:
@@ -109,7 +110,10 @@ def check_index(index: Iterable[int], size: int, what: str) -> Index:
     if not isinstance(index, Iterable) or isinstance(index, str):
         raise InputError(f"{what} is {index!r}, expected a list of positions in the pool")
     index = index.cpu() if isinstance(index, Tensor) else index
-    array = np.asarray(index if isinstance(index, Tensor | np.ndarray) else list(index))
+    try:
+        array = np.asarray(index if isinstance(index, Tensor | np.ndarray) else list(index))
+    except ValueError:  # lists of different lengths
+        raise InputError(f"{what} is {index!r}, expected a list of whole numbers") from None
     if array.size == 0:
         return np.empty(0, dtype=np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":

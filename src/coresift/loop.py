@@ -55,7 +55,8 @@ class Method:
     def __post_init__(self) -> None:
         for name, least in (("refit_every", 1), ("num_samples", 2)):
             if getattr(self, name) is not None:
-                check_whole(getattr(self, name), least, name)
+                # An int of Python also where it came as one of NumPy, which has no place in a log.
+                object.__setattr__(self, name, check_whole(getattr(self, name), least, name))
         for name in ("exact", "fill", "impute"):
             check_switch(getattr(self, name), name)
 

@@ -109,7 +109,8 @@ class Strategy:
     ) -> Batch:
         """Build, then choose."""
         space = self.build(problem)
-        if isinstance(space, Score) and problem.features is not None:
+        of_predictions = isinstance(problem.posterior_or_none, ClassSamples | GaussianSamples)
+        if isinstance(space, Score) and of_predictions and problem.features is not None:
             # Points are the same where their features are: other points may have the same predictions.
             space = replace(space, pool=problem.features)
         if problem.half and isinstance(space, VectorSpace):
@@ -202,6 +203,10 @@ def _features(problem: Problem) -> Space:
 def _badge(problem: Problem) -> Space:
     _check_room(problem, "try 'predictive-lcmd'")
     _check_labelled_features(problem)
+    if problem.labelled is None and problem.labelled_features is not None:
+        raise InputError(
+            "labelled_features= goes with labelled= here: gradients need what the model predicts"
+        )
     return badge_space(
         problem.posterior, problem.pool, problem.labelled, problem.features, problem.labelled_features
     )

@@ -104,7 +104,7 @@ class Experiment:
             raise InputError(f"first is {self.first!r} and budget {self.budget!r}: 'all' goes with 0")
         for name, least in (("seeds", 1), ("first", 2), ("batch", 1), ("budget", 0)):
             if (name, getattr(self, name)) != ("first", "all"):
-                check_whole(getattr(self, name), least, name)
+                object.__setattr__(self, name, check_whole(getattr(self, name), least, name))
         if not isinstance(self.test_share, float) or not 0 < self.test_share < 1:
             raise InputError(f"test_share is {self.test_share!r}, expected a number between 0 and 1")
         for name in (*self.data, *self.methods):  # they become names of files

@@ -334,6 +334,10 @@ def _softmax_layer(
         own = (probs.mT.unsqueeze(1) * features.mT) @ features  # (C, D, D)
         diagonal += own.permute(1, 2, 0)
         squares, count = squares + float(features.square().sum()), count + len(features)
+    if prior_precision is None and squares == 0:
+        raise InputError(
+            "the last layer's inputs are all zero, which says nothing of a prior; pass prior_precision="
+        )
     precision.diagonal().add_(prior_precision or squares / count / _PRIOR_VARIANCE)
     factor = torch.linalg.cholesky(precision)
     identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)

@@ -23,6 +23,8 @@ FLOOR = 1e-6
 # Numbers that a predictive holds at a time, over all samples, a block of rows and what is said of each: a
 # quarter of a gigabyte with what is computed on the way. A pool's own blocks of ten classes stay whole.
 _AT_A_TIME = 2**23
+# Rows that a function is shown to see how much it says of one: single rows are where mistakes of shape hide.
+_A_FEW = 16
 
 Predictive = TypeVar("Predictive", bound=Distribution)
 
@@ -47,7 +49,10 @@ class ClassSamples:
         return Categorical(probs=probs, validate_args=False)
 
     def predictive(self, x: Tensor) -> Categorical:
-        return Categorical(probs=self._checked(x).mean(1), validate_args=False)
+        def mean(rows: Tensor) -> Categorical:
+            return Categorical(probs=self._checked(rows).mean(1), validate_args=False)
+
+        return by_blocks(mean, x, x[:1].numel())
 
     def _checked(self, x: Tensor) -> Tensor:
         check_shape(x, (None, self.num_samples, None), "a chunk of class probabilities")
@@ -156,7 +161,9 @@ class FunctionPosterior:
         return stack([self.function(x, sample) for sample in theta])
 
     def predictive(self, x: Tensor) -> Distribution:
-        return mixture(self.conditional(x, list(self.samples)))
+        everyone = list(self.samples)
+        numbers = len(everyone) * numbers_a_row(stack([self.function(x[:_A_FEW], everyone[0])]))
+        return by_blocks(lambda rows: mixture(self.conditional(rows, everyone)), x, numbers)
 
 
 def mixture(each: Distribution) -> Distribution:
@@ -170,6 +177,12 @@ def mixture(each: Distribution) -> Distribution:
     parts = _parameters(each, lambda value: value.movedim(0, 1))
     weights = Categorical(probs=torch.ones(parts.batch_shape, device=getattr(parts, _names(parts)[0]).device))
     return MixtureSameFamily(weights, parts)
+
+
+def numbers_a_row(each: Distribution) -> int:
+    """How many numbers J samples of batch shape (J, n) say of one row."""
+    width = each.probs.shape[-1] if isinstance(each, Categorical) else each.event_shape.numel()
+    return int(each.batch_shape[0] * width)
 
 
 def by_blocks(predictive: Callable[[Tensor], Predictive], x: Tensor, numbers: int) -> Predictive:

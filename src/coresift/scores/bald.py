@@ -12,18 +12,20 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
-from coresift.checks import check_several
+from coresift.checks import check_finite, check_several
 from coresift.models.base import FiniteSamples, Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.models.probit import ProbitPosterior
-from coresift.models.samples import mixture
+from coresift.models.samples import mixture, numbers_a_row
 from coresift.pool import Pool
 from coresift.scores.base import Score, score_pool
 from coresift.scores.entropy import distribution_entropy
 
+# Numbers of samples of the model to hold at a time, and rows that these are of, at least.
+_AT_A_TIME, _FEWEST = 2**24, 16
 # Of the integral for probit regression: its nodes, how many deviations it goes from the mean, and how far
 # from zero, beyond which labels are certain.
-_NODES, _DEVIATIONS, _FARTHEST = 128, 9.0, 10.0
+_NODES, _DEVIATIONS, _FARTHEST = 64, 9.0, 10.0
 
 
 def bald(
@@ -37,7 +39,8 @@ def bald(
     """Expected information gain: exact for linear and probit regression, from J samples for other models.
 
     Never below zero. Linear regression gives 1/2 log(1 + x^T S x / s0^2); probit needs one integral over the
-    real line, done by quadrature. Pass ``exact=False`` for the sampled estimate in any case.
+    real line, done by quadrature. Pass ``exact=False`` for the sampled estimate in any case. Of numbers, the
+    entropy of the prediction is that of ``posterior.predictive``, which dropout makes of draws of its own.
     """
     if exact and isinstance(posterior, LinearPosterior):
         noise = posterior.noise_variance
@@ -63,7 +66,10 @@ def bald(
         whole = distribution_entropy(mixture(each) if discrete else posterior.predictive(x))
         return (whole - distribution_entropy(each).mean(0)).clamp(min=0)
 
-    return score_pool(gain, pool, block=1024)
+    rows = next(pool.chunks()).x[:_FEWEST]
+    check_finite(rows)
+    size = _AT_A_TIME // numbers_a_row(posterior.conditional(rows, theta))
+    return score_pool(gain, pool, min(max(size, _FEWEST), 1024))
 
 
 def _probit_information(posterior: ProbitPosterior, x: Tensor) -> Tensor:
@@ -80,4 +86,7 @@ def _probit_information(posterior: ProbitPosterior, x: Tensor) -> Tensor:
     density = torch.exp(-0.5 * ((latent - mean) / deviation).square()) / (deviation * math.sqrt(2 * math.pi))
     each = posterior.likelihood(latent.unsqueeze(-1), latent)
     expected = weights @ (density * distribution_entropy(each)) * (high - low) / 2
-    return (distribution_entropy(posterior.predictive(x)) - expected).clamp(min=0)
+    # In float64 as well: a difference of the roundings of float32 would be more than a sure point's gain.
+    zeta = mean / (1 + deviation.square()).sqrt()
+    whole = distribution_entropy(posterior.likelihood(zeta.unsqueeze(-1), zeta))
+    return (whole - expected).clamp(min=0)

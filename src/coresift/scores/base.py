@@ -12,6 +12,9 @@ from coresift.checks import check_finite, check_shape
 from coresift.pool import Pool, read
 from coresift.types import Index
 
+# Numbers of a block of rows, at most.
+_AT_A_TIME = 2**22
+
 
 @dataclass(frozen=True, eq=False)
 class Score:
@@ -42,7 +45,12 @@ class Score:
 
 
 def score_pool(function: Callable[[Tensor], Tensor], pool: Pool, block: int = 8192) -> Score:
-    """Score a pool block by block with a function from rows (n, ...) to numbers (n,)."""
+    """Score a pool block by block with a function from rows (n, ...) to numbers (n,).
+
+    There are fewer than ``block`` rows in one where they are large, as what many samples say of many classes.
+    """
+    width = next(pool.chunks()).x[0].numel()
+    block = max(min(block, _AT_A_TIME // max(width, 1)), 1)
     with torch.no_grad():
         values = [function(part.x).double().cpu() for part in read(pool, block)]
     return Score(torch.cat(values), pool)

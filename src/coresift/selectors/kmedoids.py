@@ -40,9 +40,9 @@ class KMedoids(Selector[Space]):
     matrix of all pairs, and its sum is one to four percent larger. A space without stored vectors, or with
     vectors on disk or on other machines, is represented by a uniform sample.
 
-    Pending points hold medoids of their own. Excluded ones count like the others, but are no medoids; a space
-    without stored vectors passes over them. Points come in the order of how many are nearest to them, which
-    is also their weight.
+    Pending points hold medoids of their own. Excluded ones count like the others, but are no medoids, so
+    turns are taken from where FasterPAM ends without them; a space without stored vectors passes over them.
+    Points come in the order of how many are nearest to them, which is also their weight.
 
     Parameters
     ----------
@@ -70,26 +70,31 @@ class KMedoids(Selector[Space]):
         others[pending] = False
         excluded = others.nonzero()[:, 0] if isinstance(space, ColumnSpace) else pending[:0]
         at_hand = isinstance(space, VectorSpace) and isinstance(space.columns, InMemory)
-        size = max(self.max_points, 2 * (account.budget + len(pending)))
-        if not at_hand and size < len(candidates):
-            share = size / len(candidates)
-            candidates, excluded = (_sample(part, share, generator) for part in (candidates, excluded))
-        # FasterPAM would choose excluded points too.
-        by_turns = (at_hand and len(candidates) > self.max_points) or len(excluded) > 0
-        fasterpam = None if by_turns else _fasterpam()
-        if fasterpam is not None:
+        weights = torch.ones(len(candidates) + len(excluded), dtype=torch.float64)
+        least = 2 * (account.budget + len(pending))
+        size = max(self.max_points, least)
+        if not at_hand and size < len(weights):
+            num = max(round(size * len(candidates) / len(weights)), min(least, len(candidates)))
+            parts = [(candidates, num), (excluded, size - num)]
+            (candidates, some), (excluded, others) = (_sample(*part, generator) for part in parts)
+            weights = torch.cat([some, others])
+        found = None
+        if (not at_hand or len(candidates) <= self.max_points) and (fasterpam := _fasterpam()):
             # Pending points come last, so that positions below len(candidates) are those of candidates.
             distance = _distances(space, torch.cat([candidates, pending]))
             found = _swap(fasterpam, distance, len(candidates), account.budget, generator)
-        elif isinstance(space, ColumnSpace):
-            found = self._alternate(space, candidates, pending, excluded, account.budget, generator)
-        else:
+        if isinstance(space, ColumnSpace) and (found is None or len(excluded)):
+            start = found[0] if found else np.empty(0, dtype=np.int64)
+            found = self._alternate(
+                space, candidates, pending, excluded, weights, start, account.budget, generator
+            )
+        if found is None:
             raise InputError(
                 f"K-Medoids on {type(space).__name__}, which has no stored vectors, needs the kmedoids "
                 'package: pip install ".[kmedoids]" in the folder of the clone'
             )
         medoids, sizes, cost = found
-        held, own = np.split(sizes * (len(space) / (len(candidates) + len(excluded))), [len(pending)])
+        held, own = np.split(sizes * (len(space) / sizes.sum()), [len(pending)])
         order = np.argsort(-own, kind="stable")
         for position in order:
             account.take(int(candidates[medoids[position]]))
@@ -101,10 +106,17 @@ class KMedoids(Selector[Space]):
         candidates: Tensor,
         pending: Tensor,
         excluded: Tensor,
+        weights: Tensor,
+        start: Index,
         budget: int,
         generator: torch.Generator,
     ) -> Found:
         """By turns, where pending points are medoids that never move, and excluded ones are none.
+
+        Parameters
+        ----------
+        weights : how many points each candidate and each excluded one stands for.
+        start : positions of candidates to begin with, as far as they go.
 
         Copies of a point are one point of their number: one at most is a medoid, as long as there are points
         that no medoid is a copy of.
@@ -114,10 +126,13 @@ class KMedoids(Selector[Space]):
         waiting = len(pending)
         # Places with a pending point come first, as those points do, then those with a candidate.
         held, allowed = (int((first < end).sum()) for end in (waiting, waiting + len(candidates)))
-        # A uniform start: with the jumps, k-means++ ends at the same sum of distances within half a percent.
-        start = held + torch.randperm(allowed - held, generator=generator)[:budget]
-        weights = torch.bincount(group[waiting:], minlength=len(first))
-        turns = Turns(points[first], weights, held, allowed, start.to(points.device))
+        given = torch.from_numpy(np.unique(group.cpu().numpy()[waiting + start]))
+        given = given[given >= held]
+        # The rest uniform: with the jumps, k-means++ ends at the same sum of distances within half a percent.
+        rest = held + torch.randperm(allowed - held, generator=generator)
+        begin = torch.cat([given, rest[~torch.isin(rest, given)]])[:budget]
+        together = torch.bincount(group.cpu()[waiting:], weights, minlength=len(first))
+        turns = Turns(points[first], together, held, allowed, begin.to(points.device))
         turns.run(self.max_iterations)
         chosen = first[turns.medoids].cpu().numpy()
         order = np.argsort(chosen)  # pending ones stay in front
@@ -334,9 +349,10 @@ def _points(space: ColumnSpace, index: Tensor) -> tuple[Tensor, float]:
     return space.columns_at(index).mT.contiguous(), 1.0
 
 
-def _sample(index: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """A share of some points, in ascending order."""
-    return index[torch.randperm(len(index), generator=generator)[: round(share * len(index))]].sort().values
+def _sample(index: Tensor, num: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Some points at random, in ascending order, and how many each of them stands for."""
+    drawn = index[torch.randperm(len(index), generator=generator)[:num]].sort().values
+    return drawn, torch.full((len(drawn),), len(index) / max(len(drawn), 1), dtype=torch.float64)
 
 
 def _distinct(points: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,13 +25,13 @@ class RankingSelector(Selector[Score]):
     """
 
     @abstractmethod
-    def _values(self, score: Score, generator: torch.Generator) -> Tensor:
-        """(N,) what to rank by."""
+    def _values(self, score: Score, open: Tensor, generator: torch.Generator) -> Tensor:
+        """(N,) what to rank by, where points are open (N,) to be chosen."""
 
     def _choose(
         self, score: Score, account: Account, generator: torch.Generator
     ) -> tuple[Floats | None, Floats | None]:
-        ranked = self._values(score, generator).argsort(descending=True, stable=True)
+        ranked = self._values(score, account.open, generator).argsort(descending=True, stable=True)
         order = ranked[account.open[ranked]].numpy()
         seen = set(score.identity(account.pending)) if len(account.pending) else set()
         twins: list[int] = []
@@ -58,7 +58,7 @@ class TopB(RankingSelector):
     array([1, 2])
     """
 
-    def _values(self, score: Score, generator: torch.Generator) -> Tensor:
+    def _values(self, score: Score, open: Tensor, generator: torch.Generator) -> Tensor:
         return score.values
 
 
@@ -69,7 +69,7 @@ class GumbelTopB(RankingSelector):
     Parameters
     ----------
     kind : what the draw is proportional to: "power" score^beta, "softmax" exp(beta score), "softrank"
-        rank^-beta.
+        rank^-beta among the points that may be chosen.
     beta : how sharp the draw is; zero is uniform, infinity is `TopB`.
 
     References
@@ -83,10 +83,10 @@ class GumbelTopB(RankingSelector):
     def __post_init__(self) -> None:
         if self.kind not in ("power", "softmax", "softrank"):
             raise InputError(f"kind is {self.kind!r}, expected 'power', 'softmax' or 'softrank'")
-        if not self.beta >= 0:
-            raise InputError(f"beta is {self.beta}, expected a number of at least zero")
+        if not isinstance(self.beta, int | float) or not self.beta >= 0:
+            raise InputError(f"beta is {self.beta!r}, expected a number of at least zero")
 
-    def _values(self, score: Score, generator: torch.Generator) -> Tensor:
+    def _values(self, score: Score, open: Tensor, generator: torch.Generator) -> Tensor:
         values = score.values.double()
         if self.kind == "power":
             if bool((values < -1e-6 * values.abs().max()).any()):
@@ -98,7 +98,12 @@ class GumbelTopB(RankingSelector):
         elif self.kind == "softmax":
             logits = values
         else:
-            logits = -(values.argsort(descending=True, stable=True).argsort() + 1.0).double().log()
+            # Ranks among open points, of which equal ones come in any order.
+            places = open.nonzero()[:, 0]
+            places = places[torch.randperm(len(places), generator=generator)]
+            places = places[values[places].argsort(descending=True, stable=True)]
+            logits = torch.zeros_like(values)
+            logits[places] = -torch.arange(1, len(places) + 1, dtype=values.dtype).log()
         if math.isinf(self.beta):
             return values
         return self.beta * logits + _gumbel(len(score), generator)

@@ -42,7 +42,8 @@ def feature_space(posterior: Posterior | None, pool: Pool, labelled: Tensor | No
 
     vectors = map_rows(pool)
     mean = vectors.double().mean(1, keepdim=True).to(vectors)
-    return FeatureSpace(vectors - mean, None if labelled is None else map_rows(as_pool(labelled)) - mean)
+    anchors = None if labelled is None else map_rows(as_pool(labelled)).to(mean.device) - mean
+    return FeatureSpace(vectors - mean, anchors)
 
 
 def model_features(posterior: Posterior | None, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch.distributions import Categorical, Distribution, Normal, StudentT, kl_
 from coresift.checks import check_classes, check_finite, check_several
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
+from coresift.models.samples import numbers_a_row
 from coresift.pool import BLOCK, Part, Pool, as_pool
 from coresift.spaces.base import Space
 from coresift.spaces.linear import linear_likelihood_space
@@ -101,12 +102,10 @@ def sampled_likelihood_space(
         check_finite(row)
         first = posterior.conditional(row, theta)
         check_several(first.batch_shape[0])
-        width = first.event_shape.numel()
         if isinstance(first, Categorical):
-            width = first.probs.shape[-1]
-            check_classes(width)
+            check_classes(first.probs.shape[-1])
         # A power of two: a part of a pool that begins at a multiple of 8192 is then cut at the same points.
-        size = 2 ** int(math.log2(min(max(_WORKING_SET // (first.batch_shape[0] * width), 64), BLOCK)))
+        size = 2 ** int(math.log2(min(max(_WORKING_SET // numbers_a_row(first), 64), BLOCK)))
 
         def vectors(block: Chunk) -> Tensor:
             predictive, conditional = posterior.predictive(block.x), posterior.conditional(block.x, theta)

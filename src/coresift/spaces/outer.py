@@ -131,5 +131,8 @@ def stored_outer_space(
     def sides(rows: Tensor) -> tuple[Tensor, Tensor]:
         return rows[:, :width], rows[:, width:]
 
-    anchors = None if labelled is None else torch.cat(labelled, 1).double()
-    return OuterSpace(OuterKernel(sides), ArrayPool(torch.cat([left, right], 1).double()), anchors)
+    def joined(left: Tensor, right: Tensor) -> Tensor:
+        return torch.cat([left, right.to(left.device)], 1).double()
+
+    anchors = None if labelled is None else joined(*labelled)
+    return OuterSpace(OuterKernel(sides), ArrayPool(joined(left, right)), anchors)

@@ -93,10 +93,12 @@ def wavering(probs: Tensor) -> Tensor:
 def _by_information(each: Distribution) -> Tensor:
     """(J, n, ...) from samples of batch shape (J, n)."""
     if isinstance(each, Categorical | Bernoulli):
-        mean = each.probs.mean(0)
-        # Of two classes, one as far as the other: the square is (p - m)^2 (1 / m + 1 / (1 - m)).
-        variance = mean if isinstance(each, Categorical) else mean * (1 - mean)
-        return (each.probs - mean) / variance.clamp_min(1e-30).sqrt()
+        several = isinstance(each, Categorical) and each.probs.shape[-1] > 2
+        probs = each.probs if several or isinstance(each, Bernoulli) else each.probs[..., 1]
+        mean = probs.mean(0)
+        # Of two classes one says all, and the square is (p - m)^2 (1 / m + 1 / (1 - m)).
+        variance = mean if several else mean * (1 - mean)
+        return (probs - mean) / variance.clamp_min(1e-30).sqrt()
     return (each.mean - each.mean.mean(0)) / each.variance.mean(0).sqrt()
 
 
