@@ -33,7 +33,8 @@ from coresift.labelling.label_studio import (
     watch,
 )
 from coresift.labelling.label_studio_client import LabelStudio, UnavailableError, read_token
-from coresift.labelling.project import BusyError
+from coresift.labelling.pools import Reading
+from coresift.labelling.project import BusyError, Project
 from coresift.labelling.records import Answer, Chosen, Round, Task
 from coresift.types import InputError
 
@@ -461,6 +462,41 @@ def test_labels_that_the_project_does_not_know_are_left_out_and_told() -> None:
         server, _ = serving({"GET /api/tasks": "tasks_textarea"})
         assert message in pull(project, server).unusable[-1]
         assert "item-1" not in project.answers
+
+
+@pytest.mark.parametrize("word", ["NA", "null", "n/a"])
+def test_a_word_for_no_label_is_none_unless_it_is_a_class_by_name(word: str) -> None:
+    body = recorded("tasks_textarea")["body"]
+    for task in body["tasks"]:
+        for annotation in task["annotations"]:
+            annotation["result"][0]["value"]["text"] = [word]
+    for classes in (None, (word, "cat")):
+        project = connected(table(2, classes=classes), "TextArea")
+        server, _ = serving({"GET /api/tasks": httpx.Response(200, json=body)})
+        pulled = pull(project, server)
+        if classes is None:
+            assert not project.answers
+            assert f"item 'item-1' was labelled {word!r}, expected a class" in pulled.unusable
+        else:
+            assert {given.label for given in project.answers.values()} == {word} and not pulled.unusable
+
+
+def test_an_item_that_was_opened_again_is_not_skipped_by_the_annotation_that_skipped_it(
+    tmp_path: Path,
+) -> None:
+    """Which a pull reads again for ten minutes, and after the next `connect`."""
+    (tmp_path / "pool.csv").write_text("id,legs\n" + "".join(f"item-{k},{k}\n" for k in range(6)))
+    reading = Reading(str(tmp_path / "pool.csv"), target="animal")
+    with Project.create(tmp_path / "project", reading, classes=("cat", "dog")) as project:
+        project.remember("label_studio", connected(table(6)).recall("label_studio"))
+        server, _ = serving({"GET /api/tasks": "tasks_choices"})
+        assert pull(project, server).skipped == 1 and project.ledger.states()[2] == "skipped"
+        project.reopen(["item-2"])
+        project.select(3)  # all that are open, and so this one too
+        for _ in range(2):
+            pulled = pull(project, server)
+            assert (pulled.skipped, pulled.outdated, project.ledger.states()[2]) == (0, 1, "pending")
+            project.remember("label_studio_seen", None)
 
 
 # Pushing and watching, with a server that keeps tasks and does little else.

@@ -17,9 +17,10 @@ from coresift.labelling.files import (
     nearest_class,
     plain_class,
     read_answers,
+    read_content,
     write_batch,
 )
-from coresift.labelling.records import Answer
+from coresift.labelling.records import Answer, Chosen
 from coresift.types import InputError
 
 IDS = {"a", "b", "c"}
@@ -49,10 +50,9 @@ names = texts.filter(str.strip)
 
 
 def read_all(folder, content, task="classification", classes=None, known=IDS, id_column=None):
-    path = folder / "labelled.csv"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return read_answers(
-        path,
+        folder / "labelled.csv",
+        content if isinstance(content, bytes) else content.encode(),
         target="price",
         task=task,
         ids=lambda ids: [one in known for one in ids],
@@ -63,6 +63,13 @@ def read_all(folder, content, task="classification", classes=None, known=IDS, id
 
 def read(*words, **options):
     return read_all(*words, **options)[0]
+
+
+def write(path, target, rows, id_column=None):
+    """A batch of the items that rows tell an id and further columns of."""
+    batch = [Chosen(place, row["id"], place + 1) for place, row in enumerate(rows)]
+    described = [{name: cell for name, cell in row.items() if name != "id"} for row in rows]
+    write_batch(path, target, batch, described, id_column)
 
 
 def cells_of(path):
@@ -122,10 +129,14 @@ REFUSED = {
     ),
     "empty id": ("id,price\n ,3\n", "row 2, column 'id': it is empty; fill it in or drop the row"),
     "unknown id": ("id,price\na,3\nzz,4\n", "row 3, column 'id': 'zz' is not in the project; is the file"),
-    "unknown, not answered": ("id,price\nzz,\n", "row 2, column 'id': 'zz' is not in the project"),
+    "two unknown ids": (
+        "id,price,skip\na,3,\nzz,4,\nyy,,\nxx,,x\n",
+        r"row 3, column 'id': 'zz' is not in the project, nor are 1 more of 3 answers \('xx'\); is the file",
+    ),
     "unknown ids": (
         "id,price\na,1\n" + "".join(f"{i},1\n" for i in range(500)),
-        "row 3, column 'id': '0' is not in the project, nor are 499 more of 501 rows",
+        r"row 3, column 'id': '0' is not in the project, nor are 499 more of 501 answers "
+        r"\('1', '2', '3', '4', \.\.\.\); is",
     ),
     "two answers": (
         "id,price\na,3\nb,1\na,4\n",
@@ -188,6 +199,8 @@ def test_refused(tmp_path, content, message):
 READ = {
     "plain": ("id,price\na,3\nb,4\n", ["3", "4"]),
     "header only": ("id,price\n", []),
+    # As of items that a smaller pool no longer has.
+    "not answered, nor known": ("id,price\nzz,\nyy,NA\na,3\n", ["3"]),
     "not answered": ("id,price\na,\nb, \nc,3\n", ["3"]),
     "mark at the start": (b"\xef\xbb\xbfid,price\na,3\n", ["3"]),
     "CRLF": ("id,price\r\na,3\r\nb,4\r\n", ["3", "4"]),
@@ -269,6 +282,13 @@ def test_ids_may_have_the_name_that_the_pool_has_for_them(tmp_path, header):
     assert read(tmp_path, f"{header}\n{row}\n", id_column=" key") == [Answer("a", "3")]
 
 
+@pytest.mark.parametrize("own", ["state", "predicted", "probability", "deviation"])
+def test_ids_under_a_name_that_exports_have_for_something_else(tmp_path, own):
+    exported = f"id,{own},price\na,labelled,3\n"
+    for content in (exported, f"{own},price\na,3\n"):
+        assert read(tmp_path, content, id_column=own) == [Answer("a", "3")]
+
+
 def test_mistakes_name_the_column_of_ids_that_is_there(tmp_path):
     for content, message in (
         ("ID,price\na,3\n", "no column 'key' or 'id', only 'ID, price'"),
@@ -325,13 +345,10 @@ def test_who_and_when(tmp_path, written, utc):
 
 
 def test_no_such_file(tmp_path):
-    def missing(path):
-        read_answers(path, target="price", task="regression", ids=lambda ids: ids, classes=None)
-
     with pytest.raises(InputError, match=r"nothing\.csv: No such file or directory; name the CSV file"):
-        missing(tmp_path / "nothing.csv")
+        read_content(tmp_path / "nothing.csv")
     with pytest.raises(InputError, match="Is a directory; name the CSV file"):
-        missing(tmp_path)
+        read_content(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -339,7 +356,7 @@ def test_no_permission(tmp_path):
     path = tmp_path / "labelled.csv"
     path.touch(0o000)
     with pytest.raises(InputError, match="Permission denied; name the CSV file"):
-        read_answers(path, target="price", task="regression", ids=lambda ids: ids, classes=None)
+        read_content(path)
 
 
 def test_many_rows(tmp_path):
@@ -364,27 +381,34 @@ def test_long_cells_leave_the_limit_of_others_alone(tmp_path):
 def test_batch(tmp_path):
     path = tmp_path / "batch.csv"
     rows = [
-        {"id": "a", "rank": "1", "text": "é, \0\ud800"},
-        {"id": "-2", "rank": "2", "at": "-2", "price": "=1"},
+        {"id": "a", "text": "é, \0\ud800"},
+        {"id": "-2", "rank": "7", "at": "-2", "price": "=1"},
     ]
-    write_batch(path, "price", rows)
-    assert path.read_bytes().startswith(b"\xef\xbb\xbfid,price,skip,who,rank,text,item at,item price\r\n")
+    write(path, "price", rows)
+    assert path.read_bytes().startswith(
+        b"\xef\xbb\xbfid,price,skip,who,rank,text,item rank,item at,item price\r\n"
+    )
     assert cells_of(path)[1:] == [
-        ["a", "", "", "", "1", "é, \ufffd\ufffd", "", ""],
-        ["-2", "", "", "", "2", "", "-2", "'=1"],
+        ["a", "", "", "", "1", "é, \ufffd\ufffd", "", "", ""],
+        ["-2", "", "", "", "2", "", "7", "-2", "'=1"],
     ]
     assert os.listdir(tmp_path) == ["batch.csv"]
-    write_batch(path, "price", [])
-    assert cells_of(path) == [["id", "price", "skip", "who"]]
+    write(path, "price", [])
+    assert cells_of(path) == [["id", "price", "skip", "who", "rank"]]
+    write(path, "rank", [{"id": "a", "rank": "7"}])
+    assert cells_of(path) == [
+        ["id", "rank", "skip", "who", "item rank", "item item rank"],
+        ["a", "", "", "", "1", "7"],
+    ]
 
 
 def test_no_column_of_a_batch_is_taken_for_another(tmp_path):
     path = tmp_path / "batch.csv"
     others = ["label", "item label", " key", "text"]
-    write_batch(path, "price", [{"id": "a", **{name: name.upper() for name in others}}], "key")
+    write(path, "price", [{"id": "a", **{name: name.upper() for name in others}}], "key")
     header, row = cells_of(path)
-    assert header[4:] == ["item label", "item item label", "item key", "text"]
-    assert row[4:] == [name.upper() for name in others]
+    assert header[5:] == ["item label", "item item label", "item key", "text"]
+    assert row[5:] == [name.upper() for name in others]
 
 
 def test_batch_that_cannot_be_written(tmp_path):
@@ -392,16 +416,16 @@ def test_batch_that_cannot_be_written(tmp_path):
     path.write_text("as it was")
     for wrong in (" ", "a\0", "\ud800"):
         with pytest.raises(InputError, match="an item has the id"):
-            write_batch(path, "price", [{"id": "a"}, {"id": wrong}])
+            write(path, "price", [{"id": "a"}, {"id": wrong}])
     with pytest.raises(InputError, match="the target cannot be named 'who'"):
-        write_batch(path, "who", [{"id": "a"}])
+        write(path, "who", [{"id": "a"}])
     with pytest.raises(InputError, match=r"should end in \.csv"):
-        write_batch(tmp_path / "batch.xlsx", "price", [{"id": "a"}])
+        write(tmp_path / "batch.xlsx", "price", [{"id": "a"}])
     with pytest.raises(InputError, match="No such file or directory; name a file in a folder"):
-        write_batch(tmp_path / "nowhere" / "batch.csv", "price", [{"id": "a"}])
+        write(tmp_path / "nowhere" / "batch.csv", "price", [{"id": "a"}])
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(InputError, match=r"folder\.csv: Is a directory"):
-        write_batch(tmp_path / "folder.csv", "price", [{"id": "a"}])
+        write(tmp_path / "folder.csv", "price", [{"id": "a"}])
     assert path.read_text() == "as it was"
     assert sorted(os.listdir(tmp_path)) == ["batch.csv", "folder.csv"]
 
@@ -420,7 +444,7 @@ def test_there_and_back(tmp_path_factory, items, target, told, separator):
     if not told:  # then an apostrophe before a formula is taken for a guard
         labels = [re.sub(r"^[\s']+", "", label) for label in labels]
         labels = [plain_class(label) if is_label(label, None) else "x" for label in labels]
-    write_batch(path, target, [{"id": one, "rank": "1", "text": text} for one, (_, text) in items.items()])
+    write(path, target, [{"id": one, "text": text} for one, (_, text) in items.items()])
     header, *rows = cells_of(path)
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter=separator)
@@ -428,6 +452,7 @@ def test_there_and_back(tmp_path_factory, items, target, told, separator):
         writer.writerows([row[0], label, *row[2:]] for row, label in zip(rows, labels, strict=True))
     answers, _ = read_answers(
         path,
+        path.read_bytes(),
         target=target,
         task="classification",
         ids=lambda ids: [one in items for one in ids],
@@ -442,7 +467,7 @@ def test_there_and_back(tmp_path_factory, items, target, told, separator):
 )
 def test_no_cell_is_a_formula(tmp_path_factory, rows):
     path = tmp_path_factory.getbasetemp() / "formulas.csv"
-    write_batch(path, "@price", rows)
+    write(path, "@price", rows)
     for cell in (cell for row in cells_of(path) for cell in row):
         if cell.startswith(("\t", "\r", "\n")) or cell.lstrip()[:1] in {*"=+-@\uff1d\uff0b\uff0d\uff20"}:
             assert re.fullmatch(r"[+-]([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", cell)

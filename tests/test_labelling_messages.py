@@ -94,6 +94,19 @@ def test_ids_of_a_batch_with_a_long_text(tmp_path):
     assert say("reopen", project, f"@{batch}")["reopened"] == 2
 
 
+def test_ids_under_the_name_that_the_pool_has_for_them(tmp_path):
+    (tmp_path / "pool.csv").write_text(
+        "sku,a,id\n" + "".join(f"s{row},{row},s{row + 1}\n" for row in range(20))
+    )
+    words = "--pool", tmp_path / "pool.csv", "--id", "sku", "--target", "kind", "--task", "classification"
+    run("init", tmp_path / "project", *words)
+    (tmp_path / "some.csv").write_text("id,sku\ns4,s3\ns6,s5\n")
+    made = say(
+        "select", tmp_path / "project", "--batch-size", 2, "--must-include", f"@{tmp_path / 'some.csv'}"
+    )
+    assert [one["id"] for one in made["batch"]] == ["s3", "s5"]
+
+
 def test_ids_one_a_line_and_a_broken_batch(tmp_path):
     project, file = begin(tmp_path), tmp_path / "ids"
     run("select", project, "--batch-size", 40)
@@ -220,6 +233,33 @@ def test_corrections_are_named(tmp_path):
     many = labels(tmp_path / "many.csv", dict.fromkeys(range(3, 12), "late"))
     line = run("ingest", project, many).splitlines()[2]
     assert line.startswith("corrected: 'item-3' from 'bill' to 'late', ") and line.endswith(" and 4 more")
+
+
+def test_a_skip_that_takes_a_label_away_is_named(tmp_path):
+    project, given = begin(tmp_path), tmp_path / "given.csv"
+    given.write_text("id,kind,skip,who\nitem-0,,x,ben\nitem-30,,x,ben\n")
+    lines = run("ingest", project, given).splitlines()
+    assert lines == [
+        f"{given}: 2 skipped",
+        "19 labels now, 0 items still out",
+        "corrected: 'item-0' from 'bill' to skipped by 'ben'",
+    ]
+
+
+def test_labels_of_the_pool_that_a_file_replaces_are_named(tmp_path):
+    project, given = begin(tmp_path), tmp_path / "given.csv"
+    given.write_text(
+        "id,kind,skip,who,at\nitem-0,ship,,,2001-01-01\nitem-1,ship,,,\nitem-2,,x,ben,\nitem-30,ship,,,\n"
+    )
+    words = "--pool", tmp_path / "pool.parquet", "--target", "kind", "--labels", given
+    lines = run("init", tmp_path / "two", *words).splitlines()
+    assert "60 items, 20 with a label" in lines[0]
+    assert "corrected: 'item-0' from 'bill' to 'ship', 'item-2' from 'tech' to skipped by 'ben'" in lines
+    assert say("init", tmp_path / "three", *words)["corrections"] == [
+        {"id": "item-0", "before": "bill", "after": "ship", "who": None},
+        {"id": "item-2", "before": "tech", "after": None, "who": "ben"},
+    ]
+    assert not any(line.startswith("corrected") for line in run("status", project).splitlines())
 
 
 def test_a_file_that_has_grown_is_told_what_was_left_out(tmp_path):

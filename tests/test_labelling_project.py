@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coresift.cli import app
+from coresift.labelling.features import write_features
 from coresift.labelling.project import Project
 
 N = 200
@@ -209,7 +211,9 @@ def test_labels_outlive_the_pool(tmp_path, gone, regression):
     truth = pool(path, known=20, regression=regression)
     run("init", folder, "--pool", path, "--target", "kind")
     given = tmp_path / "given.csv"
-    given.write_text(f"id,kind,who,at\nitem-50,{truth['item-50']},ann,2030-01-31T15:00Z\n")
+    given.write_text(
+        f"id,kind,skip,who,at\nitem-50,{truth['item-50']},,ann,2030-01-31T15:00Z\nitem-60,,x,ben,\n"
+    )
     run("ingest", folder, given)
     table = pa.parquet.read_table(path)
     path.unlink()
@@ -218,19 +222,169 @@ def test_labels_outlive_the_pool(tmp_path, gone, regression):
     text = run("export", folder, out)
     assert ("there is no file" if gone else "has changed") in text and "only the labels are written" in text
     assert "row numbers" not in text
-    facts = say("export", folder, out)
+    facts = say("export", folder, tmp_path / "labels.parquet")
     assert (facts["labelled"], facts["predicted"]) == (21, 0) and "only the labels" in facts["warning"]
+    assert "coresift init" not in facts["warning"]  # which takes labels from CSV files alone
     rows = as_rows(out)
-    assert list(rows[0]) == ["id", "state", "kind", "who", "at"]
-    assert {row["id"]: row["kind"] for row in rows} == {
+    assert list(rows[0]) == ["id", "state", "kind", "skip", "who", "at"]
+    assert {row["id"]: row["kind"] for row in rows[:-1]} == {
         one: truth[one] for one in [*(f"item-{row}" for row in range(20)), "item-50"]
     }
-    assert (rows[-1]["who"], rows[-1]["at"]) == ("ann", "2030-01-31T15:00:00+00:00")
+    assert (rows[-2]["who"], rows[-2]["at"]) == ("ann", "2030-01-31T15:00:00+00:00")
+    assert [rows[-1][name] for name in ("id", "state", "kind", "skip", "who")] == [
+        "item-60", "skipped", "", "x", "ben",
+    ]  # fmt: skip
     # The way out that the errors name.
     new = table.slice(0, 100).drop_columns("kind")
     pa.parquet.write_table(new, tmp_path / "new.parquet")
-    words = "init", tmp_path / "anew", "--pool", tmp_path / "new.parquet", "--target", "kind", "--labels", out
-    assert say(*words)["labels"] == 21
+    task = "regression" if regression else "classification"
+    command = f"coresift init NEW --pool POOL --target kind --task {task} --hand-picked --labels {out}"
+    assert command in text
+    places = {"NEW": tmp_path / "anew", "POOL": tmp_path / "new.parquet"}
+    made = say(*(places.get(word, word) for word in shlex.split(command)[1:]))
+    assert made["labels"] == 21 and made["task"] == task
+    with Project(tmp_path / "anew") as opened:
+        assert opened.settings.hand_picked and opened.ledger.counts()["skipped"] == 1
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_labels_alone_are_written_over_nothing(project, tmp_path, ending):
+    """An earlier export may be all that is left of the pool."""
+    folder, _ = project
+    out = tmp_path / f"all.{ending}"
+    run("export", folder, out)
+    before = out.read_bytes()
+    (tmp_path / "pool.parquet").rename(tmp_path / "moved.parquet")
+    text = run("export", folder, out, code=2)
+    assert "there is no file" in text and f"{out} is there and may hold more" in text
+    assert text.count("\n") == 1 and out.read_bytes() == before
+    run("export", folder, tmp_path / f"labels.{ending}")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_exports_call_the_ids_what_the_pool_does(tmp_path, lost):
+    """Ids of two columns may be alike, and labels that went by the wrong one would all be wrong."""
+    path, folder, out = tmp_path / "pool.parquet", tmp_path / "project", tmp_path / "labels.csv"
+    truth = pool(path, known=0, sku=[f"item-{N - 1 - row}" for row in range(N)])
+    by_sku = {f"item-{N - 1 - row}": truth[f"item-{row}"] for row in range(N)}
+    given = tmp_path / "given.csv"
+    given.write_text("id,kind\n" + "".join(f"item-{row},{by_sku[f'item-{row}']}\n" for row in range(30)))
+    words = "--pool", path, "--target", "kind", "--task", "classification"
+    run("init", folder, *words, "--id", "sku", "--labels", given)
+    path.rename(tmp_path / "moved.parquet")
+    if lost:
+        text = run("report", folder, code=2)
+        assert "--target kind --task classification --id sku --labels labels.csv" in text
+    else:
+        (tmp_path / "moved.parquet").rename(path)
+    assert ("--id sku --labels" in run("export", folder, out)) == lost
+    assert {row["sku"]: row["kind"] for row in as_rows(out) if row["kind"]} == {
+        f"item-{row}": by_sku[f"item-{row}"] for row in range(30)
+    }
+    if lost:
+        (tmp_path / "moved.parquet").rename(path)
+    assert "no column 'id', only 'sku, state" in run(
+        "init", tmp_path / "two", *words, "--labels", out, code=2
+    )
+    assert say("init", tmp_path / "two", *words, "--id", "sku", "--labels", out)["labels"] == 30
+    for one in (folder, tmp_path / "two"):  # the same rows have the same labels
+        with Project(one) as opened:
+            found = {position: given.label for position, given in opened.ledger.answers().items()}
+        assert found == {row: truth[f"item-{row}"] for row in range(N - 30, N)}
+
+
+def test_exports_go_into_a_smaller_pool(project, tmp_path):
+    """It misses items that nobody labelled; those that somebody did are named."""
+    folder, _ = project
+    run("export", folder, tmp_path / "all.csv")
+    table = pa.parquet.read_table(tmp_path / "pool.parquet").drop_columns("kind")
+    words = "--target", "kind", "--labels", tmp_path / "all.csv"
+    pa.parquet.write_table(table.slice(0, 100), tmp_path / "small.parquet")
+    assert say("init", tmp_path / "small", "--pool", tmp_path / "small.parquet", *words)["labels"] == 20
+    pa.parquet.write_table(table.slice(3), tmp_path / "less.parquet")
+    text = run("init", tmp_path / "less", "--pool", tmp_path / "less.parquet", *words, code=2)
+    assert "'item-0' is not in the project, nor are 2 more of 20 answers ('item-1', 'item-2');" in text
+
+
+def test_an_export_that_was_filled_in_undoes_no_correction(project, tmp_path):
+    folder, _ = project
+    first, mended = tmp_path / "first.csv", tmp_path / "mended.csv"
+    first.write_text("id,kind,skip\nitem-50,yes,\nitem-51,,x\n")
+    run("ingest", folder, first)
+    run("export", folder, tmp_path / "all.csv")
+    mended.write_text("id,kind,who\nitem-50,mended,ben\nitem-51,mended,ben\nitem-0,mended,ben\n")
+    run("ingest", folder, mended)
+    with (tmp_path / "all.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    rows[60]["kind"] = "yes"
+    with (tmp_path / "filled.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+    taken = say("ingest", folder, tmp_path / "filled.csv")
+    assert (taken["new"], taken["same"], taken["outdated"]) == (1, 19, 3) and not taken["corrections"]
+    assert say("status", folder)["classes"]["mended"] == 3
+
+
+def test_a_file_is_read_once(project, tmp_path, monkeypatch):
+    """A pipe gives nothing a second time, and a file may be saved anew while the project begins."""
+    folder, _ = project
+    read = Path.read_bytes
+    pipes = {"63": b"id,kind\nitem-50,yes\n"}
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: pipes.pop(path.name, b"") if path.name == "63" else read(path)
+    )
+    assert say("ingest", folder, "/dev/fd/63")["new"] == 1
+    pipes["63"] = b"id,kind\nitem-51,yes\nitem-52,no\n"
+    assert say("ingest", folder, "/dev/fd/63")["new"] == 2
+    # The second time for the numbers that they are.
+    pool(tmp_path / "numbers.parquet", known=0)
+    words = "--pool", tmp_path / "numbers.parquet", "--target", "kind", "--labels"
+    pipes["63"] = b"id,kind\nitem-51,1.5\nitem-52,2.5\n"
+    assert say("init", tmp_path / "piped", *words, "/dev/fd/63")["labels"] == 2
+    labels = tmp_path / "known.csv"
+    labels.write_text("id,kind\nitem-0,yes\n")
+
+    def slowly(*given, **more):
+        labels.write_text("id,kind\nitem-0,yes\nitem-1,no\n")
+        return write_features(*given, **more)
+
+    monkeypatch.setattr("coresift.labelling.project.write_features", slowly)
+    assert say("init", tmp_path / "slow", *words, labels, "--task", "classification")["labels"] == 1
+    assert say("ingest", tmp_path / "slow", labels)["new"] == 1
+
+
+def test_a_pool_that_changes_while_the_project_begins_is_noticed(tmp_path, monkeypatch):
+    def slowly(*given, **more):
+        made = write_features(*given, **more)
+        table = pa.parquet.read_table(tmp_path / "pool.parquet")
+        pa.parquet.write_table(table.slice(1), tmp_path / "pool.parquet")
+        return made
+
+    monkeypatch.setattr("coresift.labelling.project.write_features", slowly)
+    pool(tmp_path / "pool.parquet")
+    words = "--pool", tmp_path / "pool.parquet", "--target", "kind"
+    assert "has changed since" in run("init", tmp_path / "project", *words, code=2)
+
+
+@pytest.mark.parametrize("where", ["project.open_pool", "project._stamp", "pools.ItemPool.fingerprint"])
+def test_a_pool_that_may_not_be_read(project, tmp_path, monkeypatch, where):
+    """Root may read everything, and so the system is made to refuse."""
+    folder, _ = project
+    os.utime(tmp_path / "pool.parquet")  # so that its content is looked at again
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", str(tmp_path / "pool.parquet"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"coresift.labelling.{where}", refuse)
+        text = run("report", folder, code=2)
+        assert "cannot read" in text and "pool.parquet: Permission denied; put it back" in text
+        assert "only the labels are written" in run("export", folder, tmp_path / "all.csv")
+        words = "init", tmp_path / "other", "--pool", tmp_path / "pool.parquet", "--target", "kind"
+        text = run(*words, code=2)
+        assert "pool.parquet: Permission denied" in text and text.count("\n") == 1
+    run(*words)
 
 
 def test_labels_by_row_number_are_no_better_than_their_rows(tmp_path):
@@ -293,6 +447,36 @@ def test_exports_are_not_written_over_answers(project, tmp_path):
     run("ingest", folder, tmp_path / "mended.csv")
     run("export", folder, out)
     assert as_rows(out)[0]["kind"] == "maybe"
+
+
+def test_answers_that_insist_are_not_written_over(project, tmp_path):
+    """Though the same label was given before: it was corrected since, and is meant anew."""
+    folder, _ = project
+    mine, other = tmp_path / "mine.csv", tmp_path / "other.csv"
+    mine.write_text("id,kind,who,at\nitem-50,yes,ann,\n")
+    other.write_text("id,kind,who\nitem-50,no,ben\n")
+    for given in (mine, other):
+        run("ingest", folder, given)
+    run("pending", folder, "--out", mine)  # what was in it is known, and corrected since
+    mine.write_text("id,kind,who,at\nitem-50,yes,ann,2099-01-01\n")
+    assert "has answers in it" in run("pending", folder, "--out", mine, code=2)
+    assert say("ingest", folder, mine)["corrected"] == 1
+    run("pending", folder, "--out", mine)
+
+
+@pytest.mark.parametrize("own", ["state", "predicted"])
+def test_exports_of_pools_whose_ids_have_a_name_of_theirs(tmp_path, own):
+    folder, out = tmp_path / "project", tmp_path / "all.csv"
+    (tmp_path / "pool.csv").write_text(
+        f"{own},a,kind\n"
+        + "".join(f"place-{row},{row},{'xy'[row % 2] if row < 4 else ''}\n" for row in range(9))
+    )
+    words = "--pool", tmp_path / "pool.csv", "--id", own, "--target", "kind"
+    run("init", folder, *words)
+    for _ in range(2):
+        run("export", folder, out)
+    assert [row["id"] for row in as_rows(out)] == [f"place-{row}" for row in range(9)]
+    assert say("init", tmp_path / "anew", *words, "--labels", out)["labels"] == 4
 
 
 def test_exports_of_pools_with_the_columns_of_answers(tmp_path):
@@ -442,11 +626,16 @@ def test_what_labels_look_like(tmp_path):
             ([str(number) for number in range(30)], "regression"),
             (["200000", "201234", "199000"], "may be classes or not"),
             (["1", "one"], "is not a number"),
+            (["1,5", "2,5", "a"], "classification"),
+            (
+                ["1,5", "2,5", "3"],
+                "labels such as '1,5': decimals need a point, and thousands no separator; if",
+            ),
         ]
     ):
         pool(tmp_path / "pool.parquet", known=0)
         known = tmp_path / f"known-{place}.csv"
-        known.write_text("id,kind\n" + "".join(f"item-{row},{label}\n" for row, label in enumerate(labels)))
+        known.write_text("id;kind\n" + "".join(f"item-{row};{label}\n" for row, label in enumerate(labels)))
         words = [
             "init",
             tmp_path / f"project-{place}",
@@ -458,7 +647,7 @@ def test_what_labels_look_like(tmp_path):
         if task in ("classification", "regression"):
             assert say(*words, "--labels", known)["task"] == task
         else:
-            more = [] if "classes" in task else ["--task", "regression"]
+            more = ["--task", "regression"] if "is not" in task else []
             assert task in run(*words, "--labels", known, *more, code=2)
     assert "column of exports" in run(*words[:-1], "state", code=2)
 
@@ -612,7 +801,7 @@ def test_exports_have_the_columns_of_a_csv_pool_as_they_stand(tmp_path):
     run("init", folder, "--pool", file, "--target", "price", "--task", "regression")
     run("export", folder, tmp_path / "all.csv")
     rows = as_rows(tmp_path / "all.csv")
-    names = ["id", "state", "price", "predicted", "deviation", "who", "at"]
+    names = ["id", "state", "price", "predicted", "deviation", "skip", "who", "at"]
     assert list(rows[0]) == [*names, "town", "sold", "area", "item who", "note"]
     own = [[row[name] for name in ("id", "town", "sold", "area", "item who", "note")] for row in rows]
     assert own == [
@@ -651,11 +840,12 @@ def test_exports_have_the_types_of_a_parquet_pool(tmp_path):
     run("init", folder, "--pool", file, "--id", "key", "--target", "price", "--task", "regression")
     run("export", folder, tmp_path / "all.parquet")
     table = pa.parquet.read_table(tmp_path / "all.parquet")
-    assert table.column_names[7:] == [*own.column_names[:-1], "item at", "tax"]
-    kept = table.select(table.column_names[7:-1]).rename_columns(own.column_names)
+    assert table.column_names[0] == "key"
+    assert table.column_names[8:] == [*own.column_names[:-1], "item at", "tax"]
+    kept = table.select(table.column_names[8:-1]).rename_columns(own.column_names)
     assert kept.schema.remove_metadata() == own.schema and kept.to_pylist() == own.to_pylist()
     run("export", folder, tmp_path / "all.csv")
-    assert [list(row.values())[7:] for row in as_rows(tmp_path / "all.csv")] == [
+    assert [list(row.values())[8:] for row in as_rows(tmp_path / "all.csv")] == [
         ["Ulm", "2025-05-22", "3", "0.1", "True", "2025-05-22 00:00:00+00:00", "0.5"],
         ["'@Bonn", "2025-05-23", "", "-2.5", "False", "2025-05-23 00:00:00+00:00", ""],
         ["", "", str(2**60 + 1), "", "", "", ""],

@@ -51,18 +51,19 @@ def _names(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
-def _ids(given: list[str] | None) -> tuple[str, ...]:
+def _ids(project: Project, given: list[str] | None) -> tuple[str, ...]:
     """Ids as they are, or with ``@`` in front of the name of a file that has one in each line, or a column of
     them as a batch has; ``@@`` stands for an ``@`` that an id begins with.
     """
-    from coresift.labelling.files import read_ids
+    from coresift.labelling.files import answer_parts, read_ids
 
+    columns = answer_parts(project.target, project.settings.reading.id)["id"]
     found: list[str] = []
     for one in given or ():
         if not one.startswith("@") or one.startswith("@@"):
             found.append(one.replace("@@", "@", 1) if one.startswith("@@") else one)
             continue
-        found += read_ids(Path(one[1:]))
+        found += read_ids(Path(one[1:]), columns)
     return tuple(found)
 
 
@@ -117,7 +118,9 @@ def init(
         counts = made.ledger.counts()
         settings, known_column = made.settings, made.pool.targets() is not None
         passed_over = made.recall("passed_over")
+        corrections = made.ledger.first_corrections()
         classes_there = made.class_counts() if settings.classes is None else {}
+        alike = alike_classes(classes_there)
         facts = {
             "project": str(project),
             "items": len(made.ledger),
@@ -125,8 +128,9 @@ def init(
             "task": settings.task,
             "features": settings.features,
             "id": settings.reading.id,
+            "corrections": [asdict(one) for one in corrections],
             "passed_over": passed_over,
-            "alike_classes": alike_classes(classes_there),
+            "alike_classes": alike,
         }
         _say(
             json,
@@ -135,8 +139,9 @@ def init(
             f"{settings.target}",
             f"features: {settings.features}",
             f"items are named by {made.pool.named_by}",
+            *_about_corrections(corrections),
             *_about_passed_over(passed_over, made),
-            *_about_alike_classes(classes_there),
+            *_about_alike_classes(alike, classes_there),
             *(
                 []
                 if known_column or counts["labelled"]
@@ -180,17 +185,17 @@ def select(
         raise InputError(f"--engine is {engine!r}, expected ray")
     if candidates != "all" and not candidates.isdigit():
         raise InputError(f"--candidates is {candidates!r}, expected a whole number or 'all'")
-    request = Request(
-        batch_size=batch_size,
-        budget=budget,
-        strategy=strategy or DEFAULT,
-        exclude=_ids(exclude),
-        must_include=_ids(must_include),
-        per_group=per_group,
-        candidates=None if candidates == "all" else int(candidates),
-        engine=engine,
-    )
     with Project(project) as opened:
+        request = Request(
+            batch_size=batch_size,
+            budget=budget,
+            strategy=strategy or DEFAULT,
+            exclude=_ids(opened, exclude),
+            must_include=_ids(opened, must_include),
+            per_group=per_group,
+            candidates=None if candidates == "all" else int(candidates),
+            engine=engine,
+        )
         if out is not None:  # before anything is chosen that could then not be written
             _check_batch_file(opened, out)
         made, again = opened.next_round(request, more, wait)
@@ -243,15 +248,10 @@ def _check_batch_file(project: Project, out: Path) -> None:
 
 
 def _write_batch(project: Project, batch: Sequence[Chosen], out: Path) -> None:
-    from coresift.labelling.files import free_names, write_batch
+    from coresift.labelling.files import write_batch
 
     described = project.describe([one.position for one in batch])
-    names = free_names(described[0] if described else (), ("id", "rank"))
-    rows = [
-        {"id": one.id, "rank": str(one.rank), **{names[name]: cell for name, cell in columns.items()}}
-        for one, columns in zip(batch, described, strict=True)
-    ]
-    write_batch(out, project.target, rows, project.settings.reading.id)
+    write_batch(out, project.target, batch, described, project.settings.reading.id)
 
 
 def pending(
@@ -285,6 +285,7 @@ def ingest(
         counts = opened.ledger.counts()
         # At first there is nothing that a class could be new to.
         new_classes = intake.new_classes if intake.known else {}
+        alike = alike_classes(intake.new_classes)
         words = {
             "new": "new labels",
             "corrected": "corrections",
@@ -298,7 +299,7 @@ def ingest(
             "counts": counts,
             "new_classes": new_classes,
             "passed_over": intake.passed_over,
-            "alike_classes": alike_classes(intake.new_classes),
+            "alike_classes": alike,
         }
         _say(
             json,
@@ -308,7 +309,7 @@ def ingest(
             *_about_corrections(intake.changed.corrections),
             *_about_passed_over(intake.passed_over, opened),
             *_about_new_classes(new_classes, intake.known),
-            *_about_alike_classes(intake.new_classes),
+            *_about_alike_classes(alike, intake.new_classes),
         )
 
 
@@ -316,7 +317,8 @@ def _about_corrections(corrections: Sequence[Correction]) -> list[str]:
     if not corrections:
         return []
     some = [
-        f"{_short(one.id)} from {_short(one.before)} to {_short(one.after)}"
+        f"{_short(one.id)} from {_short(one.before)} to "
+        + ("skipped" if one.after is None else _short(one.after))
         + (f" by {_short(one.who)}" if one.who else "")
         for one in corrections[:_SHOWN_CORRECTIONS]
     ]
@@ -331,14 +333,11 @@ def _about_passed_over(count: int, project: Project) -> list[str]:
     return [f"{count:,} cells passed over, whose word (NA, null or the like) stands for no label{hint}"]
 
 
-def _about_alike_classes(counts: Mapping[str, int]) -> list[str]:
+def _about_alike_classes(alike: Sequence[Sequence[str]], counts: Mapping[str, int]) -> list[str]:
     """A line for classes that are one in several spellings, it seems."""
-    from coresift.labelling.files import alike_classes
-
-    some = alike_classes(counts)
-    if not some:
+    if not alike:
         return []
-    told = "; ".join(_listed({name: counts[name] for name in names}, {}) for names in some[:_SHOWN_CLASSES])
+    told = "; ".join(_listed({name: counts[name] for name in names}, {}) for names in alike[:_SHOWN_CLASSES])
     return [
         f"classes that differ by case or spaces alone: {told}; if they are meant to be one, ingest a file "
         "that corrects them"
@@ -457,7 +456,12 @@ def export(
     with Project(project) as opened:
         opened.check_replaceable(out)
         reason = opened.why_lost()
-        warning = None if reason is None else _about_lost_pool(opened, reason)
+        if reason is not None and out.exists():
+            raise InputError(
+                f"{reason}; so only the labels can be written, and {out} is there and may hold more: name "
+                "another file"
+            )
+        warning = None if reason is None else _about_lost_pool(opened, reason, out)
         try:
             facts = write_export(opened, out) if reason is None else write_labels(opened, out)
         except OSError as error:
@@ -470,10 +474,13 @@ def export(
     )
 
 
-def _about_lost_pool(project: Project, reason: str) -> str:
-    named = project.settings.reading.id is None and project.kind != "images"
-    rows = "; items are named by their row numbers: see that the rows of a new pool are the same"
-    return f"{reason}; only the labels are written, as the ledger has them{rows if named else ''}"
+def _about_lost_pool(project: Project, reason: str, out: Path) -> str:
+    told = [reason, "only the labels are written, as the ledger has them"]
+    if project.settings.reading.id is None and project.kind != "images":
+        told.append("items are named by their row numbers: see that the rows of a new pool are the same")
+    if out.suffix.lower() == ".csv":  # which is what init takes
+        told.append(f"begin anew with: {project.new_project(str(out))}")
+    return "; ".join(told)
 
 
 def reopen(
@@ -485,8 +492,9 @@ def reopen(
     from coresift.labelling.project import Project
 
     with Project(project) as opened:
-        count = opened.reopen(_ids(items))
-    kept = "" if count == len(set(_ids(items))) else "; the others were not pending, skipped or excluded"
+        ids = _ids(opened, items)
+        count = opened.reopen(ids)
+    kept = "" if count == len(set(ids)) else "; the others were not pending, skipped or excluded"
     _say(json, {"reopened": count}, f"{count} items may be chosen again{kept}")
 
 

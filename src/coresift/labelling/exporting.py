@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coresift.labelling.files import answer_columns, free_names, guarded
+from coresift.labelling.files import answer_columns, answer_parts, free_names, guarded
 from coresift.labelling.project import predicted
 from coresift.labelling.table_files import as_texts
 from coresift.progress import progress_bar
@@ -15,6 +15,7 @@ from coresift.types import InputError
 
 if TYPE_CHECKING:
     from coresift.labelling.project import Project
+    from coresift.labelling.records import Answer
 
 
 def write_export(project: Project, path: Path) -> dict[str, int]:
@@ -36,17 +37,16 @@ def write_export(project: Project, path: Path) -> dict[str, int]:
 
 
 def write_labels(project: Project, path: Path) -> dict[str, int]:
-    """Write the labels alone, as the ledger has them, for want of the pool; otherwise as `write_export`.
+    """Write the answers alone, as the ledger has them, for want of the pool; otherwise as `write_export`.
 
     A CSV file of them is one that ``coresift init --labels`` takes.
     """
-    found = sorted(project.ledger.labels(), key=lambda one: one.position)
+    found = project.ledger.answers().values()
     columns = {
-        "id": _texts(project.ledger.ids([one.position for one in found])),
-        "state": _texts(["labelled"] * len(found)),
-        project.target: _answers(project, [one.label for one in found]),
-        "who": _texts([one.who for one in found]),
-        "at": _texts([one.at for one in found]),
+        _id_column(project): _texts([one.id for one in found]),
+        "state": _texts(["skipped" if one.label is None else "labelled" for one in found]),
+        project.target: _labels(project, [one.label for one in found]),
+        **_given(found),
     }
     return _write(path, project.target, len(found), iter([columns]))
 
@@ -104,38 +104,52 @@ def _blocks(project: Project, *, as_text: bool) -> Iterator[dict[str, Any]]:
     import numpy as np
 
     pool, states = project.pool, project.ledger.states()
-    labels = {one.position: one for one in project.ledger.labels()}
+    answers = project.ledger.answers()
     ids, model, start = pool.ids(), project.fit(), 0
 
     reading = project.settings.reading
     for own in pool.own_columns(as_text=as_text):
         size = len(next(iter(own.values())))
         here = slice(start, start + size)
-        known = [labels.get(position) for position in range(here.start, here.stop)]
+        given = [answers.get(position) for position in range(here.start, here.stop)]
+        labels = [None if one is None else one.label for one in given]
         guesses: list[tuple[str | None, float]] = [(None, np.nan)] * size
         if model is not None:
             found = predicted(model, project.task, project.features[here])
             guesses = [
-                guess if one is None else (None, np.nan) for one, guess in zip(known, found, strict=True)
+                guess if one is None else (None, np.nan) for one, guess in zip(labels, found, strict=True)
             ]
         columns: dict[str, Any] = {
-            "id": _texts(ids[here]),
+            _id_column(project): _texts(ids[here]),
             "state": _texts(
                 [states.get(position, "unlabelled") for position in range(here.start, here.stop)]
             ),
-            project.target: _answers(project, [None if one is None else one.label for one in known]),
-            "predicted": _answers(project, [label for label, _ in guesses]),
+            project.target: _labels(project, labels),
+            "predicted": _labels(project, [label for label, _ in guesses]),
             "deviation" if project.task == "regression" else "probability": _numbers(
                 [sure for _, sure in guesses]
             ),
-            "who": _texts([None if one is None else one.who for one in known]),
-            "at": _texts([None if one is None else one.at for one in known]),
+            **_given(given),
         }
         # A column that would be read as part of an answer too: exports are handed in as labels elsewhere.
         names = free_names(own, {*columns, *answer_columns(project.target, reading.id)})
         columns |= {names[name]: column for name, column in own.items()}
         yield columns
         start = here.stop
+
+
+def _id_column(project: Project) -> str:
+    """What ids are called: as in the pool, so that no project takes them for those of another column."""
+    return answer_parts(project.target, project.settings.reading.id)["id"][0]
+
+
+def _given(answers: Collection[Answer | None]) -> dict[str, Any]:
+    """What exports have of answers beside their labels; handed in again, they are known by it."""
+    return {
+        "skip": _texts(["x" if one is not None and one.label is None else None for one in answers]),
+        "who": _texts([None if one is None else one.who for one in answers]),
+        "at": _texts([None if one is None else one.at for one in answers]),
+    }
 
 
 def _numbers(values: Sequence[Any]) -> Any:
@@ -151,5 +165,5 @@ def _texts(values: Sequence[str | None]) -> Any:
     return pa.array(values, pa.string())
 
 
-def _answers(project: Project, values: Sequence[str | None]) -> Any:
+def _labels(project: Project, values: Sequence[str | None]) -> Any:
     return _numbers(values) if project.task == "regression" else _texts(values)

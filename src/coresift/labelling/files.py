@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from uuid import uuid4
 
-from coresift.labelling.records import LARGEST, Answer, Task
+from coresift.labelling.records import LARGEST, Answer, Chosen, Task
 from coresift.types import InputError
 
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -29,6 +29,9 @@ _NOT_SKIPPED = frozenset({"", "0", "0.0", "f", "false", "n", "no"})
 _WHOLE = re.compile(r"(-?[0-9]+)\.0+")
 # Words that stand for no label; the CSV reader of pools has them for missing values.
 _NOTHING = frozenset({"", "#N/A", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"})
+# Names of columns that exports have beside those of an answer.
+RESERVED = ("state", "predicted", "probability", "deviation")
+PLAIN_NUMBERS = "decimals need a point, and thousands no separator"
 
 
 @dataclass(frozen=True)
@@ -44,32 +47,40 @@ class _Row:
 
 
 def write_batch(
-    path: Path, target: str, rows: Sequence[Mapping[str, str]], id_column: str | None = None
+    path: Path,
+    target: str,
+    batch: Sequence[Chosen],
+    described: Sequence[Mapping[str, str]],
+    id_column: str | None = None,
 ) -> None:
     """Write a batch for the people who label it.
 
-    The columns are ``id``, the target, ``skip`` and ``who``, of which the last three are to be filled in, and
-    then what else the rows hold. A column of theirs that would be read as part of an answer gets "item"
-    before its name. No cell starts a formula: an apostrophe keeps it text, which `read_answers` takes away.
+    The columns are ``id``, the target, ``skip`` and ``who``, of which the last three are to be filled in,
+    ``rank``, and then what the pool says of the items. A column of its own that would be read as part of an
+    answer gets "item" before its name. No cell starts a formula: an apostrophe keeps it text, which
+    `read_answers` takes away.
 
     Parameters
     ----------
     path : ends in ``.csv``. A file there is replaced, as a whole or not at all.
     target : what is asked for.
-    rows : for each item its ``id`` and whatever helps to label it.
+    batch : the items.
+    described : for each of them what helps to label it, by column.
     id_column : the pool's own name for the ids.
     """
     if path.suffix.lower() != ".csv":
         raise InputError(f"cannot write {path}: its name should end in .csv")
-    others = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "id"]
-    header = ["id", target, "skip", "who", *free_names(others, answer_columns(target, id_column)).values()]
+    others = dict.fromkeys(name for columns in described for name in columns)
+    taken = answer_columns(target, id_column)
+    rank = free_names(["rank"], taken)["rank"]  # which may be the target, too
+    header = ["id", target, "skip", "who", rank, *free_names(others, {rank, *taken}).values()]
     text = io.StringIO()
     writer = csv.writer(text)  # ends lines as RFC 4180 has it, and so quotes both characters of a line's end
     writer.writerow([guarded(name) for name in header])
-    for row in rows:
-        if not row["id"].strip() or _UNWRITABLE.search(row["id"]):
-            raise InputError(f"an item has the id {row['id']!r}, which no CSV file can hold; rename it")
-        cells = [row["id"], "", "", "", *(row.get(name, "") for name in others)]
+    for one, columns in zip(batch, described, strict=True):
+        if not one.id.strip() or _UNWRITABLE.search(one.id):
+            raise InputError(f"an item has the id {one.id!r}, which no CSV file can hold; rename it")
+        cells = [one.id, "", "", "", str(one.rank), *(columns.get(name, "") for name in others)]
         writer.writerow([guarded(cell) for cell in cells])
     new = path.with_name(f".{uuid4().hex}.csv")
     try:
@@ -83,8 +94,21 @@ def write_batch(
             new.unlink()
 
 
+def read_content(path: Path) -> bytes:
+    """What a file with labels holds.
+
+    It is read this once for whatever is made of it: a pipe gives nothing a second time, and a file may be
+    saved anew in between.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; name the CSV file with the labels") from None
+
+
 def read_answers(
     path: Path,
+    content: bytes,
     *,
     target: str,
     task: Task,
@@ -97,9 +121,9 @@ def read_answers(
     The file is CSV in UTF-8 with commas, semicolons or tabs. Its first row names the columns: ``id``, or the
     pool's own name for it, and the target, or ``label`` in its place; perhaps ``skip`` (where 0, no and false
     are no mark), ``who`` or ``annotator``, and ``at`` or ``completed_at``, in ISO 8601. Others are ignored. A
-    row with neither a label nor a mark to skip it is not answered yet and left out, and so is one with a word
-    for no label; see `is_label`. Any mistake raises an `InputError` that names the row as a spreadsheet
-    counts it.
+    row with neither a label nor a mark to skip it is not answered yet and left out, known id or not, and so
+    is one with a word for no label; see `is_label`. Any mistake raises an `InputError` that names the row as
+    a spreadsheet counts it.
 
     White space around cells does not count, except in an id that is known with it. Numbers come back in their
     shortest form, so that 1.50 and 1.5 are the same answer, classes as `plain_class` has them, and times in
@@ -108,7 +132,7 @@ def read_answers(
 
     Parameters
     ----------
-    path : of the file.
+    path, content : of the file; see `read_content`.
     target : what was asked for.
     task : whether labels are numbers or classes.
     ids : tells for each id whether it is known.
@@ -119,23 +143,29 @@ def read_answers(
     -------
     The answers, and how many rows were passed over for a word that stands for no label.
     """
-    columns, rows = _read_rows(path, answer_parts(target, id_column))
+    columns, rows = _read_rows(path, content, answer_parts(target, id_column))
     allowed = None if classes is None else dict.fromkeys(classes)  # fast to look in, and in their order
     found: dict[str, Answer] = {}
     numbers: dict[str, int] = {}
+    answered: list[tuple[_Row, str]] = []
     passed_over = 0
-    for row, name in zip(rows, _known_ids(path, columns["id"], rows, ids), strict=True):
-        where = f"{path}, row {row.number}, column {columns['label']!r}"
+    for row in rows:
         skipped = row.skip.strip().lower() not in _NOT_SKIPPED
         text = row.label.strip()
         if text and not is_label(text, classes):
             text, passed_over = "", passed_over + (not skipped)
         if skipped and text:
-            raise InputError(f"{where}: {_shown(text)}, but the row is marked to skip; clear one of the two")
-        if not skipped and not text:
-            continue
+            raise InputError(
+                f"{path}, row {row.number}, column {columns['label']!r}: {_shown(text)}, but the row is "
+                "marked to skip; clear one of the two"
+            )
+        if skipped or text:
+            answered.append((row, text))
+    known = _known_ids(path, columns["id"], [row for row, _ in answered], ids)
+    for (row, text), name in zip(answered, known, strict=True):
+        where = f"{path}, row {row.number}, column {columns['label']!r}"
         label = None
-        if not skipped:
+        if text:
             label = plain_number(where, text) if task == "regression" else _class(where, text, allowed)
         at = _time(path, row, columns["at"]) if row.at.strip() else None
         answer = Answer(name, label, _unguarded(row.who.strip()).strip() or None, at)
@@ -148,8 +178,8 @@ def read_answers(
     return list(found.values()), passed_over
 
 
-def read_ids(path: Path) -> list[str]:
-    """Ids in a file: those of its column ``id``, as a batch has, or one in each line."""
+def read_ids(path: Path, columns: Sequence[str]) -> list[str]:
+    """Ids in a file: those in the first of the columns that is there, or one in each line."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -158,12 +188,13 @@ def read_ids(path: Path) -> list[str]:
     with _long_cells():
         for separator in _SEPARATORS:
             first, names = _header(text, separator)
-            if "id" in names:
+            column = next((name for name in columns if name in names), None)
+            if column is not None:
                 try:
                     records = _records(path, text, separator)[first:]
                 except InputError as error:
                     raise InputError(f"cannot read ids from {error}") from None
-                place = names.index("id")
+                place = names.index(column)
                 found = [_unguarded(cells[place]) for cells in records if len(cells) > place]
                 break
     return [one for one in found if one.strip()]
@@ -189,7 +220,7 @@ def answer_parts(target: str, id_column: str | None = None) -> dict[str, tuple[s
     """The parts of an answer, and the columns that each may stand in, the first that is there.
 
     Beside an ``id``, the pool's own name for it comes first: in a file made from the pool both may be there,
-    and a batch has the first alone.
+    and a batch has an ``id`` alone. Not so a name that an export has for something else.
     """
     parts = {
         "id": ("id",),
@@ -202,7 +233,7 @@ def answer_parts(target: str, id_column: str | None = None) -> dict[str, tuple[s
         raise InputError(f"the target cannot be named {target!r}, which is a column of its own; rename it")
     own = (id_column or "").strip()
     if own and not any(own in names for names in parts.values()):
-        parts["id"] = (own, "id")
+        parts["id"] = ("id", own) if own in RESERVED else (own, "id")
     return parts
 
 
@@ -225,10 +256,12 @@ def free_names(names: Iterable[str], taken: Collection[str]) -> dict[str, str]:
     return free
 
 
-def _read_rows(path: Path, parts: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[_Row]]:
+def _read_rows(
+    path: Path, content: bytes, parts: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, str], list[_Row]]:
     """The names of the columns that hold the parts of an answer, and the rows that are not blank."""
     with _long_cells():
-        text = _read_text(path)
+        text = _as_text(path, content)
         headers = {separator: _header(text, separator) for separator in _SEPARATORS}
         labels = set(parts["label"])
         ids = set(parts["id"])
@@ -269,17 +302,13 @@ def _long_cells() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _read_text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; name the CSV file with the labels") from None
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+def _as_text(path: Path, content: bytes) -> str:
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise InputError(f"{path} is in UTF-16; save it as CSV UTF-8")
-    if b"\0" in data:
+    if b"\0" in content:
         raise InputError(f"{path} is not text but perhaps a workbook or a picture; save it as CSV UTF-8")
     try:
-        return data.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         # The error counts bytes after the mark at the start, and so does what it holds.
         good, bad = error.object[: error.start].decode(), error.object[error.start]
@@ -338,23 +367,34 @@ def _known_ids(
     ]
     unknown = [place for place, known in enumerate(ids(names)) if not known]
     if unknown:
-        others = f", nor are {len(unknown) - 1} more of {len(rows)} rows" if len(unknown) > 1 else ""
+        first, *others = (_shown(names[place]) for place in unknown[:5])
+        more, shown = len(unknown) - 1, ", ".join([*others, *(["..."] if len(unknown) > 5 else [])])
+        nor = f", nor are {more} more of {len(rows)} answers ({shown})" if more else ""
         raise InputError(
-            f"{path}, row {rows[unknown[0]].number}, column {column!r}: {_shown(names[unknown[0]])} is not "
-            f"in the project{others}; is the file of another project, or did a program change the ids?"
+            f"{path}, row {rows[unknown[0]].number}, column {column!r}: {first} is not in the project{nor}; "
+            "is the file of another project, or did a program change the ids?"
         )
     return names
 
 
 def plain_number(where: str, text: str) -> str:
     """The number in its shortest form."""
-    if not _NUMBER.fullmatch(text):
-        separated = _NUMBER.fullmatch(re.sub(r"[,'\u2019\s]", "", text)) is not None
-        hint = "; decimals need a point, and thousands no separator" if separated else ""
-        raise InputError(f"{where}: {_shown(text)} is not a number{hint}")
-    if abs(float(text)) > LARGEST:
+    if is_number(text):
+        return repr(float(text)).removesuffix(".0")
+    if _NUMBER.fullmatch(text):
         raise InputError(f"{where}: {_shown(text)} is too large for a number")
-    return repr(float(text)).removesuffix(".0")
+    hint = f"; {PLAIN_NUMBERS}" if is_separated_number(text) else ""
+    raise InputError(f"{where}: {_shown(text)} is not a number{hint}")
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number that can be a label."""
+    return _NUMBER.fullmatch(text) is not None and abs(float(text)) <= LARGEST
+
+
+def is_separated_number(text: str) -> bool:
+    """Whether a text is a number, perhaps with a decimal comma or with marks between thousands."""
+    return _NUMBER.fullmatch(re.sub(r"[,'\u2019\s]", "", text)) is not None
 
 
 def _class(where: str, text: str, classes: Collection[str] | None) -> str:

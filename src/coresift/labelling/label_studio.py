@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 from xml.etree import ElementTree
 
-from coresift.labelling.files import plain_class
+from coresift.labelling.files import is_label, is_number, plain_class
 from coresift.labelling.label_studio_client import LabelStudio, UnavailableError, read_token, task_filter
 from coresift.labelling.project import BusyError
-from coresift.labelling.records import LARGEST, Answer, Chosen, Round, Task
+from coresift.labelling.records import Answer, Chosen, Round, Task
 from coresift.types import InputError
 
 CONNECTION, SEEN = "label_studio", "label_studio_seen"
@@ -373,13 +373,11 @@ def _label(connection: Connection, result: Sequence[Any]) -> str | None:
 
 def _expected(project: LabellingProject, label: str | None) -> str | None:
     """What should have been there instead of a label; ``None`` where it is fine."""
-    if project.task == "classification":
-        fine = label is not None and (project.classes is None or label in project.classes)
-        return None if fine else " or ".join(project.classes or ["a class"])
-    try:
-        return None if abs(float(label or "")) <= LARGEST else "a number"
-    except ValueError:
-        return "a number"
+    text = label or ""
+    if project.task == "regression":
+        return None if is_number(text) else "a number"
+    fine = is_label(text, None) if project.classes is None else text in project.classes
+    return None if fine else " or ".join(project.classes or ["a class"])
 
 
 def _who(annotation: Mapping[str, Any]) -> str | None:

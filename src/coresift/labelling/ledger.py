@@ -33,6 +33,9 @@ _STATES: dict[str, State] = {
 # Those of them that somebody gave.
 _ANSWERS = ("labelled", "skipped")
 
+# What may become of an answer that adds nothing.
+_NOTHING_NEW = ("same", "outdated")
+
 _TABLES = """
 CREATE TABLE facts (
     fact INTEGER PRIMARY KEY, at TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL
@@ -86,18 +89,18 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Correction:
-    """A label that replaced another.
+    """A label that was replaced.
 
     Attributes
     ----------
     id : of the item.
-    before, after : its labels.
-    who : who gave the new one, where that is known.
+    before, after : its labels; ``None`` after it was skipped.
+    who : who said so, where that is known.
     """
 
     id: str
     before: str
-    after: str
+    after: str | None
     who: str | None = None
 
 
@@ -112,7 +115,7 @@ class Ingested:
     corrected : labels that replaced others.
     skipped : items that nobody could label.
     outdated : answers older than what is known.
-    corrections : which labels were replaced.
+    corrections : which labels were replaced, by others or by a skip.
     """
 
     new: int = 0
@@ -128,21 +131,35 @@ class Ingested:
 
 
 class _Event(NamedTuple):
-    """What happened to an item once; an answer comes from a source, and perhaps from a person."""
+    """What happened to an item once; an answer comes in by an import, from a source and perhaps a person."""
 
     kind: str = "opened"
     label: str | None = None
     who: str | None = None
     said_at: str | None = None
+    at: str = ""
     source: str | None = None
+    number: int | None = None
 
     def says(self, answer: Answer) -> bool:
         """Whether it is this answer, whoever gave it and when."""
         return (self.kind, self.label) == (_kind(answer), answer.label)
 
-    def is_by(self, who: str | None, source: str) -> bool:
-        """Whether it came from the same person, or from the same source where no person is named."""
+    def is_of(self, who: str | None, time: str) -> bool:
+        """Whether it was said at this time, or came in where that is not known, and not by another person.
+
+        Exports have the one or the other for a time.
+        """
+        same = datetime.fromisoformat(self.said_at or self.at) == datetime.fromisoformat(time)
+        return same and (self.who == who or self.who is None or who is None)
+
+    def may_be_by(self, who: str | None, source: str) -> bool:
+        """Whether it came from the same person, or from the same source where one of the two has no name."""
         return self.who == who if self.who and who else self.source == source
+
+    def is_by_another(self, who: str | None, source: str) -> bool:
+        """Whether it is an answer from another person, or from another source where both have no name."""
+        return self.kind in _ANSWERS and (self.who != who or (who is None and self.source != source))
 
 
 def now() -> str:
@@ -315,6 +332,27 @@ class Ledger:
             for position, label, who, at, first, asked in rows
         ]
 
+    def answers(self) -> dict[int, Answer]:
+        """Labels and skips as they stand, by position, with when they were given or else came in."""
+        rows = self._rows(
+            f"""
+            SELECT position, id, label, who, COALESCE(said_at, at) FROM events JOIN items USING (position)
+            WHERE event IN ({_LATEST}) AND kind IN {_ANSWERS} ORDER BY position
+            """
+        )
+        return {position: Answer(*given) for position, *given in rows}
+
+    def first_corrections(self) -> list[Correction]:
+        """Labels of the pool that the file of labels replaced when the project began."""
+        rows = self._rows(
+            """
+            SELECT id, pool.label, file.label, file.who
+            FROM events AS file JOIN events AS pool USING (position) JOIN items USING (position)
+            WHERE file.import = 2 AND pool.import = 1 AND file.label IS NOT pool.label ORDER BY position
+            """
+        )
+        return [Correction(*row) for row in rows]
+
     def label_counts(self) -> dict[str, int]:
         """How many items have which label, the most frequent first, and of these the one that came first."""
         return dict(
@@ -419,45 +457,33 @@ class Ledger:
 
     # Answers.
 
-    def knows_file(self, fingerprint: str) -> bool:
-        """Whether a file of this content came in before."""
-        return bool(self._rows("SELECT 1 FROM imports WHERE fingerprint = ?", (fingerprint,)))
-
     def add_answers(self, answers: Sequence[Answer], source: str, fingerprint: str | None = None) -> Ingested:
         """Write answers down, all or none; those that say nothing new are left out.
 
-        A file that came in before changes nothing, even where some of its labels were corrected since. Nor
-        does an answer that its sender gave before and somebody else corrected since: people send files again
-        that have grown. An answer that says when it was given does not replace a later one.
+        An answer that comes in again undoes nothing that happened since: no answer that somebody else gave
+        and, if it is a skip, not that the item was opened. People send files again, as they were or grown.
+        An answer that says when it was given does not replace one that was given later.
 
         Parameters
         ----------
         source : where they come from, such as the name of a file.
         fingerprint : of the file.
         """
-        again = fingerprint is not None and self.knows_file(fingerprint)
-        positions = self.positions([answer.id for answer in answers])
         count = dict.fromkeys(("new", "same", "corrected", "skipped", "outdated"), 0)
         at, events, corrections = now(), [], []
-        for answer, position in zip(answers, positions, strict=True):
-            if position is None:
-                raise InputError(f"{source}: there is no item {answer.id!r} in the pool")
-            before = self._events(position)
-            outcome = _outcome(answer, source, before)
-            if again and outcome != "same":
-                outcome = "outdated"
+        again = self._number(fingerprint) is not None
+        for answer, position, last, outcome in self._judged(answers, source, fingerprint):
             count[outcome] += 1
-            if outcome not in ("same", "outdated"):
-                events.append((at, position, _kind(answer), answer.label, answer.who, answer.at))
-            if outcome == "corrected":
-                corrections.append(
-                    Correction(answer.id, str(before[-1].label), str(answer.label), answer.who)
-                )
+            if outcome in _NOTHING_NEW:
+                continue
+            events.append((at, position, _kind(answer), answer.label, answer.who, answer.at))
+            if last.label is not None:
+                corrections.append(Correction(answer.id, last.label, answer.label, answer.who))
         if events or (fingerprint is not None and not again):
             with self._adding():
                 cursor = self._connection.execute(
                     "INSERT INTO imports (at, source, fingerprint) VALUES (?, ?, ?)",
-                    (at, source, fingerprint),
+                    (at, source, None if again else fingerprint),
                 )
                 self._connection.executemany(
                     f"""
@@ -468,20 +494,33 @@ class Ledger:
                 )
         return Ingested(**count, corrections=tuple(corrections))
 
-    def knows_answers(self, answers: Sequence[Answer]) -> bool:
-        """Whether all answers were given before, even if they were corrected since."""
+    def knows_answers(self, answers: Sequence[Answer], source: str, fingerprint: str | None = None) -> bool:
+        """Whether `add_answers` would leave all of them out."""
+        return all(outcome in _NOTHING_NEW for *_, outcome in self._judged(answers, source, fingerprint))
+
+    def _judged(
+        self, answers: Sequence[Answer], source: str, fingerprint: str | None
+    ) -> Iterator[tuple[Answer, int, _Event, str]]:
+        """Answers with their positions, what happened to their items last, and their `_outcome`."""
+        number = self._number(fingerprint)
         positions = self.positions([answer.id for answer in answers])
-        return all(
-            position is not None and any(event.says(answer) for event in self._events(position))
-            for answer, position in zip(answers, positions, strict=True)
-        )
+        for answer, position in zip(answers, positions, strict=True):
+            if position is None:
+                raise InputError(f"{source}: there is no item {answer.id!r} in the pool")
+            before = self._events(position) or [_Event()]
+            yield answer, position, before[-1], _outcome(answer, source, before, number)
+
+    def _number(self, fingerprint: str | None) -> int | None:
+        """The import in which a file of this content came in before."""
+        found = self._one("SELECT import FROM imports WHERE fingerprint = ?", (fingerprint,))
+        return None if found is None else int(found[0])
 
     def _events(self, position: int) -> list[_Event]:
         """What happened to an item, in its order."""
         rows = self._rows(
             """
-            SELECT kind, label, who, said_at, source FROM events LEFT JOIN imports USING (import)
-            WHERE position = ? ORDER BY event
+            SELECT kind, label, who, said_at, events.at, source, import
+            FROM events LEFT JOIN imports USING (import) WHERE position = ? ORDER BY event
             """,
             (position,),
         )
@@ -530,9 +569,15 @@ def _kind(answer: Answer) -> str:
     return "skipped" if answer.label is None else "labelled"
 
 
-def _outcome(answer: Answer, source: str, before: Sequence[_Event]) -> str:
-    """Which of the counts of `Ingested` an answer adds to, after what happened to its item before."""
-    last = before[-1] if before else _Event()
+def _outcome(answer: Answer, source: str, before: Sequence[_Event], number: int | None) -> str:
+    """Which of the counts of `Ingested` an answer adds to.
+
+    Parameters
+    ----------
+    before : what happened to its item, at least that it was open.
+    number : the import in which the whole file came in before.
+    """
+    last = before[-1]
     if last.says(answer):
         return "same"
     if (
@@ -541,22 +586,32 @@ def _outcome(answer: Answer, source: str, before: Sequence[_Event]) -> str:
         and datetime.fromisoformat(answer.at) < datetime.fromisoformat(last.said_at)
     ):
         return "outdated"
-    if last.kind in _ANSWERS and _is_repeated(answer, source, before):
+    if _is_repeated(answer, source, before, number):
         return "outdated"
     if answer.label is None:
         return "skipped"
     return "corrected" if last.kind == "labelled" else "new"
 
 
-def _is_repeated(answer: Answer, source: str, before: Sequence[_Event]) -> bool:
-    """Whether its sender gave an answer before, and somebody else another one since.
+def _is_repeated(answer: Answer, source: str, before: Sequence[_Event], number: int | None) -> bool:
+    """Whether an answer came in before and would undo what happened since; see `_outcome`.
 
-    One with a time of its own is no repetition: then they mean it.
+    One with a time of its own is the answer of that time, if that came in, and otherwise meant anew.
     """
-    corrected = False
-    for event in reversed(before):
-        if not event.is_by(answer.who, source):
-            corrected = corrected or event.kind in _ANSWERS
-        elif event.says(answer) and answer.at in (None, event.said_at):
-            return corrected
-    return False
+    if answer.at and any(event.says(answer) and event.is_of(answer.who, answer.at) for event in before):
+        return True
+    # How much had happened when it came in: the last time from its sender, the first time with the file.
+    known = [
+        place
+        for place, event in enumerate(before, 1)
+        if answer.at is None and event.says(answer) and event.may_be_by(answer.who, source)
+    ][-1:]
+    if number is not None:
+        earlier = [place for place, event in enumerate(before, 1) if event.number and event.number <= number]
+        known += earlier[-1:]
+    if not known:
+        return False
+    if before[-1].kind in _ANSWERS:
+        return any(event.is_by_another(answer.who, source) for event in before[min(known) :])
+    # An item that is out once more was asked about anew, and takes any answer.
+    return answer.label is None and before[-1].kind == "opened"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,24 +21,27 @@ import coresift
 from coresift.labelling.choose import Limits, asker, choose_within, stands_for
 from coresift.labelling.features import write_features
 from coresift.labelling.files import (
+    PLAIN_NUMBERS,
+    RESERVED,
     answer_parts,
     is_label,
+    is_number,
+    is_separated_number,
     plain_class,
     plain_number,
     read_answers,
+    read_content,
 )
 from coresift.labelling.ledger import NAME as LEDGER
 from coresift.labelling.ledger import Ingested, Labelled, Ledger, now
 from coresift.labelling.model import MODEL_NAMES, default_model
 from coresift.labelling.pools import ItemPool, Reading, open_pool
-from coresift.labelling.records import LARGEST, Answer, Chosen, Round, Task
+from coresift.labelling.records import Answer, Chosen, Round, Task
 from coresift.labelling.worth import information, worth
 from coresift.strategies import DEFAULT, find_strategy, select
 from coresift.types import Index, InputError
 
 FEATURES, LOCK = "features.npy", ".lock"
-# Names of columns that exports have beside the target.
-RESERVED = ("state", "predicted", "probability", "deviation")
 # With fewer labels than this a model knows too little to choose by.
 LEAST_LABELS = 10
 # Spread over the features alone, by points in the middle of others: oddities teach a first model little.
@@ -63,11 +67,11 @@ class NothingLeftError(InputError):
 class LostPoolError(InputError):
     """The pool is gone, or another by now; ``reason`` says which."""
 
-    def __init__(self, reason: str, folder: Path) -> None:
+    def __init__(self, reason: str, project: Project) -> None:
         self.reason = reason
         super().__init__(
-            f"{reason}; put it back as it was, or keep the labels with: coresift export {folder} labels.csv, "
-            "and begin anew with: coresift init NEW --pool POOL --labels labels.csv"
+            f"{reason}; put it back as it was, or keep the labels with: coresift export {project.folder} "
+            f"labels.csv, and begin anew with: {project.new_project('labels.csv')}"
         )
 
 
@@ -220,19 +224,22 @@ class Project:
         except OSError as error:
             raise InputError(f"cannot make the folder {folder}: {error.strerror}") from None
         with _writing(folder):
-            pool = open_pool(reading)
+            with _readable(reading.path):
+                pool = open_pool(reading)
             said = {position: text for position, text in enumerate(pool.targets() or ()) if text is not None}
             known = {
                 position: plain_class(text) for position, text in said.items() if is_label(text, classes)
             }
             ids = pool.ids()
             among = set(ids)
+            content = b"" if labels is None else read_content(labels)
 
             def read(task: Task) -> tuple[list[Answer], int]:
                 if labels is None or reading.target is None:
                     return [], 0
                 return read_answers(
                     labels,
+                    content,
                     target=reading.target,
                     task=task,
                     ids=lambda some: [one in among for one in some],
@@ -255,6 +262,8 @@ class Project:
                 }
             if classes is not None:
                 _check_classes(known, classes, task)
+            with _readable(reading.path):  # before its features are made: it may change while that goes on
+                fingerprint, stamp = pool.fingerprint(), _stamp(Path(pool.reading.path))
             try:
                 facts = write_features(pool, folder / FEATURES, embedding=embedding, seed=seed)
                 settings = Settings(
@@ -264,17 +273,17 @@ class Project:
                     target=reading.target,
                     classes=None if classes is None else tuple(classes),
                     features=facts.about,
-                    fingerprint=pool.fingerprint(),
+                    fingerprint=fingerprint,
                     seed=seed,
                     hand_picked=hand_picked,
-                    stamp=_stamp(Path(pool.reading.path)),
+                    stamp=stamp,
                 )
                 facts_kept = {
                     "settings": asdict(settings),
                     "coresift": coresift.__version__,
                     "passed_over": passed_over,
                 }
-                source = () if labels is None else (answers, labels.name, _fingerprint_of(labels))
+                source = () if labels is None else (answers, labels.name, _fingerprint_of(content))
                 Ledger.create(folder / LEDGER, ids, facts_kept, known, *source).close()
             except BaseException:
                 # Without a ledger they would be in the way of the next attempt.
@@ -314,12 +323,14 @@ class Project:
         """The items as people know them; an error where they are no longer those of the beginning."""
         path = Path(self.settings.reading.path)
         try:
-            pool = open_pool(self.settings.reading)
+            with _readable(path):
+                pool = open_pool(self.settings.reading)
+                same = _stamp(path) == self.settings.stamp or pool.fingerprint() == self.settings.fingerprint
         except InputError as error:
-            raise LostPoolError(str(error), self.folder) from None
-        if _stamp(path) != self.settings.stamp and pool.fingerprint() != self.settings.fingerprint:
+            raise LostPoolError(str(error), self) from None
+        if not same:
             raise LostPoolError(
-                f"{path} has changed since the project began, and its rows may be others now", self.folder
+                f"{path} has changed since the project began, and its rows may be others now", self
             )
         return pool
 
@@ -330,6 +341,15 @@ class Project:
         except LostPoolError as error:
             return error.reason
         return None
+
+    def new_project(self, labels: str) -> str:
+        """The command that takes a file of this project's labels into a new one."""
+        words = ["coresift", "init", "NEW", "--pool", "POOL", "--target", self.target, "--task", self.task]
+        if self.settings.reading.id not in (None, "id"):
+            words += ["--id", str(self.settings.reading.id)]
+        if not all(self._drawn(self.ledger.labels())):
+            words.append("--hand-picked")
+        return shlex.join([*words, "--labels", labels])
 
     @cached_property
     def features(self) -> npt.NDArray[np.float32]:
@@ -370,8 +390,9 @@ class Project:
         """Take labels in from a file."""
         with self.writing(wait):
             before = self.class_counts()
-            answers, passed_over = self._answers(path)
-            changed = self.ledger.add_answers(answers, path.name, _fingerprint_of(path))
+            content = read_content(path)
+            answers, passed_over = self._answers(path, content)
+            changed = self.ledger.add_answers(answers, path.name, _fingerprint_of(content))
             if self.classes is not None:
                 return Intake(changed, passed_over)
             new = {name: count for name, count in self.class_counts().items() if name not in before}
@@ -381,9 +402,10 @@ class Project:
         """How many items have which class, the most frequent first; numbers are none."""
         return {} if self.task == "regression" else self.ledger.label_counts()
 
-    def _answers(self, path: Path) -> tuple[list[Answer], int]:
+    def _answers(self, path: Path, content: bytes) -> tuple[list[Answer], int]:
         return read_answers(
             path,
+            content,
             target=self.target,
             task=self.task,
             ids=lambda ids: [position is not None for position in self.ledger.positions(ids)],
@@ -403,12 +425,13 @@ class Project:
         if path.suffix.lower() != ".csv" or not path.exists():
             return
         try:
-            answers, _ = self._answers(path)
+            content = read_content(path)
+            answers, _ = self._answers(path, content)
         except InputError:
             raise InputError(
                 f"{path} is there and is no batch to write over; mend it, remove it, or name another file"
             ) from None
-        if not self.ledger.knows_file(_fingerprint_of(path)) and not self.ledger.knows_answers(answers):
+        if not self.ledger.knows_answers(answers, path.name, _fingerprint_of(content)):
             raise InputError(
                 f"{path} has answers in it: take them in with coresift ingest, or name another file"
             )
@@ -423,11 +446,7 @@ class Project:
 
     def _check_label(self, answer: Answer, source: str) -> None:
         if self.task == "regression":
-            try:
-                good = abs(float(answer.label or "")) <= LARGEST
-            except ValueError:
-                good = False
-            if not good:
+            if not is_number(answer.label or ""):
                 raise InputError(f"{source}, item {answer.id!r}: {answer.label!r} is not a number")
         elif self.classes is not None and answer.label not in self.classes:
             raise InputError(
@@ -599,15 +618,6 @@ class Project:
         """What the batch is worth, in words and curves."""
         if model is None:
             return {}
-        by_chance = {one.number: one for one in self.ledger.rounds() if one.strategy == "random"}
-
-        def drawn(one: Labelled) -> bool:
-            """Whether a label is one of a random part of the pool."""
-            if one.round not in by_chance:
-                return one.first and one.round == 0 and not self.settings.hand_picked
-            fixed = by_chance[one.round].asked["must_include"]
-            return not fixed or self.ledger.ids([one.position])[0] not in fixed
-
         asked = np.array([one.round for one in found])
         some = np.random.default_rng(seed).choice(
             len(self.features), min(5000, len(self.features)), replace=False
@@ -617,7 +627,7 @@ class Project:
             self.rows([one.position for one in found]),
             values,
             asked,
-            np.array([drawn(one) for one in found]),
+            np.array(self._drawn(found)),
             self.task,
             batch_size=len(batch),
             information=share,
@@ -628,6 +638,18 @@ class Project:
             for name in ("curve", "fitted", "random")
         }
         return {"information": share, "worth": list(found_worth.sentences), "curves": curves}
+
+    def _drawn(self, found: Sequence[Labelled]) -> list[bool]:
+        """Whether each label is one of a random part of the pool."""
+        by_chance = {one.number: one for one in self.ledger.rounds() if one.strategy == "random"}
+
+        def drawn(one: Labelled) -> bool:
+            if one.round not in by_chance:
+                return one.first and one.round == 0 and not self.settings.hand_picked
+            fixed = by_chance[one.round].asked["must_include"]
+            return not fixed or self.ledger.ids([one.position])[0] not in fixed
+
+        return [drawn(one) for one in found]
 
     def _on_cluster(
         self,
@@ -720,8 +742,17 @@ def _stamp(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _fingerprint_of(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _fingerprint_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@contextmanager
+def _readable(path: Path | str) -> Iterator[None]:
+    """What the system says against reading a pool, such as that one may not, as an error of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename or path}: {error.strerror}") from None
 
 
 @contextmanager
@@ -761,7 +792,13 @@ def _guess_task(known: Sequence[str], target: str, there: bool) -> Task:
     try:
         numbers = {float(label) for label in known}
     except ValueError:
-        return "classification"
+        if not all(map(is_separated_number, known)):
+            return "classification"
+        odd = next(label for label in known if not is_number(label))
+        raise InputError(
+            f"{target!r} has labels such as {odd!r}: {PLAIN_NUMBERS}; if they are classes, say --task "
+            "classification"
+        ) from None
     if len(numbers) > 20 or not all(number.is_integer() for number in numbers):
         return "regression"
     if 2 * len(numbers) > len(known):
