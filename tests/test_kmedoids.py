@@ -263,3 +263,10 @@ def test_a_sample_of_excluded_points(num_open):
     assert max(fetched) <= 80 and not {*batch.index} & {*closed.tolist()}
     near = batch.weights[points[0, batch.index].numpy() < 10].sum()
     assert batch.weights.sum() == pytest.approx(1000) and abs(near - 500) < 150
+
+
+def test_pending_points_in_a_clump_leave_the_others_to_be_chosen():
+    points = torch.tensor([[0, 0.01, 0.02, 0.03, 0.04, 5, 5.1, 5.2, 10, 10.1, 10.2]]).double()
+    for selector in (KMedoids(), BY_TURNS):
+        batch = selector.select(FeatureSpace(points), 2, pending=[0, 1, 2, 3])
+        assert sorted(batch.index.tolist()) == [6, 9]

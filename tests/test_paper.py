@@ -10,26 +10,30 @@ import scipy.integrate
 import scipy.special
 import scipy.stats
 import torch
-from torch.distributions import Categorical, Normal, StudentT, kl_divergence
+from torch.distributions import Bernoulli, Categorical, Laplace, Normal, Poisson, StudentT, kl_divergence
 
 from coresift.models import (
     BayesianLinearRegression,
     ClassSamples,
+    FunctionPosterior,
     GaussianSamples,
     LinearPosterior,
     NormalInverseGammaPosterior,
     ProbitPosterior,
 )
 from coresift.models.dropout import DropoutPosterior
+from coresift.models.samples import mixture
 from coresift.models.softmax import SoftmaxPosterior
 from coresift.pool import as_pool
 from coresift.scores import acs_norm, bald, entropy, margin, variance
 from coresift.spaces import (
     last_layer_fisher_space,
+    likelihood_space,
     linear_fisher_space,
     linear_likelihood_space,
     sampled_likelihood_space,
 )
+from coresift.spaces.likelihood import expected_log_likelihood
 from coresift.testing import check_posterior, check_space
 
 
@@ -429,3 +433,59 @@ def test_linear_posteriors_keep_the_contract(problem, kind):
         linear_likelihood_space(posterior, as_pool(pool), pool[:3], centred=True),
     ):
         check_space(space)
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
+@pytest.mark.parametrize("classes", [False, True])
+def test_sure_models_in_float32_are_compared_as_in_float64(scale, classes):
+    """Where probabilities round to zero or one, and where samples differ in their last digits alone."""
+    draw = generator()
+    pool = torch.randn(200, 3, generator=draw)
+    weights = scale * torch.randn(3, generator=draw) + 1e-3 * scale * torch.randn(40, 3, generator=draw)
+
+    def spaces(kind):
+        def answer(x, weight):
+            logits = x.to(kind) @ weight
+            if classes:
+                return Categorical(logits=torch.stack([logits, -logits, 0 * logits], -1))
+            return Bernoulli(logits=logits)
+
+        posterior = FunctionPosterior(answer, list(weights.to(kind)))
+        return sampled_likelihood_space(posterior, as_pool(pool), 40, generator=generator()).vectors
+
+    single, double = spaces(torch.float32).double(), spaces(torch.float64).double()
+    assert bool(torch.isfinite(single).all())
+    lengths = double.norm(dim=0)
+    assert bool(((single - double).norm(dim=0) < 0.02 * lengths + 1e-3 * lengths.max()).all())
+
+
+@pytest.mark.parametrize("family", [Poisson, Laplace])
+def test_likelihoods_from_outcomes_are_at_most_zero(family):
+    """And near what the divergence is in truth, which is small."""
+    middle = 3 + 0.1 * torch.randn(30, 1, dtype=torch.float64, generator=generator()) * torch.ones(30, 50)
+    each = family(middle) if family is Poisson else family(middle, 1.0)
+    values = expected_log_likelihood(mixture(each), each)
+    assert float(values.max()) <= 0
+    mean = middle.mean(0)
+    expected = -(middle - mean).square() / (6 if family is Poisson else 2)  # to second order
+    assert float((values.mean(1) - expected.mean(1)).abs().max()) < 0.2 * float(expected.abs().max()) + 1e-3
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e5])
+def test_closed_forms_where_columns_lie_far_from_zero(offset):
+    x = torch.cat(
+        [offset + torch.randn(200, 3, dtype=torch.float64, generator=generator()), torch.ones(200, 1)], 1
+    )
+    posterior = BayesianLinearRegression(noise_variance=0.1, prior_covariance=100.0).fit(x[:20], x[:20, 0])
+    space = likelihood_space(posterior, as_pool(x[20:]), 10, generator=generator())
+    pairs = space.gram(torch.arange(180))
+    assert space.squared_total() == pytest.approx(float(pairs.sum()), rel=1e-4)
+
+
+def test_linear_regression_in_float32_is_solved_in_float64():
+    draw = generator()
+    x = torch.stack([20_000 + 10 * torch.randn(50, generator=draw), torch.ones(50)], 1)
+    model = BayesianLinearRegression(noise_variance=0.01, prior_covariance=1e4)
+    posterior = model.fit(x, x[:, 0] - 20_000)
+    assert posterior.mean.dtype == torch.float32
+    torch.testing.assert_close(posterior.mean, model.fit(x.double(), x[:, 0].double() - 20_000).mean.float())

@@ -340,10 +340,30 @@ def test_the_default_chooses_among_points_that_the_model_is_sure_of(dtype: torch
         weights, torch.full_like(weights, 0.3), torch.zeros(0, classes, 3, dtype=dtype)
     )
     x = torch.randn(400, 3, dtype=dtype, generator=torch.Generator().manual_seed(4))
-    batch = select(x, posterior=posterior, budget=300, seed=0).index
-    assert len(set(batch.tolist())) == 300
+    with pytest.warns(UserWarning, match="zero norm"):  # where all samples are at the floor
+        batch = select(x, posterior=posterior, budget=130, seed=0).index
+    assert len(set(batch.tolist())) == 130
     wavers = margin(posterior, as_pool(x)).values
     assert float(wavers[batch[:20]].median()) > float(wavers[batch[-20:]].median())
+
+
+@pytest.mark.parametrize("num_samples", [8, 10, 16, 100])
+@pytest.mark.parametrize("strategy", ["predictive-lcmd", "acs-lcmd", "acs-fw", "greedy-logdet"])
+def test_points_that_all_samples_agree_on_fill_a_batch(num_samples, strategy):
+    """Whatever the number of samples, whose mean of equal numbers need not be that number."""
+    votes = torch.zeros(num_samples, 200, 2).double()
+    votes[:, ::2, 0] = votes[:, 1::2, 1] = 1
+    votes[: num_samples // 2, :5] = votes[: num_samples // 2, :5].flip(-1)
+    votes = 0.8 * votes + 0.1
+    with pytest.warns(UserWarning, match="195 of 200 vectors have zero norm .* 5 of them, drawn at random"):
+        batch = select(probs=votes, strategy=strategy, budget=10)
+    assert len({*batch.index.tolist()}) == 10 and batch.index[:5].max() < 5 <= batch.index[5:].min()
+    assert batch.weights is None or (len(batch.weights) == 10 and batch.weights[5:].max() == 0)
+    with pytest.warns(UserWarning, match="can never be selected"):
+        assert len(select(probs=votes, strategy=strategy, budget=2)) == 2
+    nothing = pytest.raises(InputError, match="only 0 of 200 points can be chosen")
+    with pytest.warns(UserWarning, match="can never be selected"), nothing:
+        select(probs=votes, strategy=strategy, budget=10, exclude=range(5))
 
 
 def test_predictive_space_in_fewer_dimensions():

@@ -314,9 +314,9 @@ def select(
     probs : (K, N, C) class probabilities.
     means, variances : (K, N) Gaussian predictions; ``variances`` may be anything that broadcasts, such as one
         noise variance.
-    labelled : the points that have labels already, for strategies that keep a distance from them. In the
-        form of what stands for the pool: rows (M, d), probabilities (K, M, C), means (K, M), or a pair of
-        means and variances.
+    labelled : the points that have labels already, for strategies that keep a distance from them: those with
+        'lcmd', 'kmeans++' or 'center' in their names, and 'badge'. In the form of what stands for the pool:
+        rows (M, d), probabilities (K, M, C), means (K, M), or a pair of means and variances.
     features, labelled_features : (N, D) and (M, D), where 'k-center', 'k-medoids', 'lcmd' and 'badge' measure
         distances; by default the model's own features, or the pool's rows, which may be given beside
         ``probs`` or ``means`` for that.

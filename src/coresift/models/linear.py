@@ -113,7 +113,8 @@ class BayesianLinearRegression:
 
         n may be zero, for the prior itself, where the noise is known or ``noise_shape`` is above 1.
         """
-        x, y = check_labelled(x, y)
+        given, y = check_labelled(x, y)
+        x, y = given.double(), y.double()  # which float32 can be too coarse to solve
         prior_mean, prior_precision = gaussian_prior(self.prior_mean, self.prior_covariance, x)
         noise = 1.0 if self.noise_variance is None else self.noise_variance
         check_positive(noise, "noise_variance")
@@ -122,12 +123,13 @@ class BayesianLinearRegression:
         factor = torch.linalg.cholesky(precision)
         mean = torch.cholesky_solve(shift[:, None], factor)[:, 0]
         covariance = torch.cholesky_inverse(factor)
+        result = mean.to(given), covariance.to(given)
         if self.noise_variance is not None:
-            return LinearPosterior(mean, covariance, self.noise_variance)
+            return LinearPosterior(*result, self.noise_variance)
         residual, drift = y - x @ mean, mean - prior_mean
         # The same as b0 + (y^T y + m0^T P0 m0 - m^T P m) / 2, without the cancellation.
         rate = self.noise_rate + 0.5 * float(residual @ residual + drift @ prior_precision @ drift)
-        return NormalInverseGammaPosterior(mean, covariance, self.noise_shape + len(x) / 2, rate)
+        return NormalInverseGammaPosterior(*result, self.noise_shape + len(x) / 2, rate)
 
 
 def _standard_gamma(shape: float, num: int, generator: torch.Generator) -> Tensor:

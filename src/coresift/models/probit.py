@@ -20,6 +20,8 @@ from coresift.models.gaussian import (
 )
 from coresift.types import InputError
 
+_LARGEST_LOGIT = 1e9
+
 
 @dataclass(frozen=True, eq=False)
 class ProbitPosterior(GaussianWeights):
@@ -191,7 +193,5 @@ def _bernoulli(z: Tensor) -> Bernoulli:
     """Y = 1 with probability Phi(z)."""
     # log Phi(z) - log Phi(-z) keeps the small one of the two probabilities, where Phi(z) would round to 1.
     logits = torch.special.log_ndtr(z) - torch.special.log_ndtr(-z)
-    # torch takes a probability that rounds to 0 or 1 for certainty and a divergence from it for infinite,
-    # so logits stop where 1 - p is the dtype's epsilon: |z| = 8.1 in float64, 5.2 in float32.
-    limit = -math.log(torch.finfo(z.dtype).eps)
-    return Bernoulli(logits=logits.clamp(-limit, limit))
+    # They are about z^2 / 2, which has to stay a number.
+    return Bernoulli(logits=logits.clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT))

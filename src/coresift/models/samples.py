@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, MixtureSameFamily, Normal
+from torch.nn.functional import logsigmoid
 
 from coresift.checks import check_probabilities, check_shape
 from coresift.types import InputError
@@ -50,7 +51,7 @@ class ClassSamples:
 
     def predictive(self, x: Tensor) -> Categorical:
         def mean(rows: Tensor) -> Categorical:
-            return Categorical(probs=self._checked(rows).mean(1), validate_args=False)
+            return Categorical(probs=mean_over(self._checked(rows).transpose(0, 1)), validate_args=False)
 
         return by_blocks(mean, x, x[:1].numel())
 
@@ -168,8 +169,14 @@ class FunctionPosterior:
 
 def mixture(each: Distribution) -> Distribution:
     """The mixture of K equal parts (K, n) -> (n,), in the form that `FunctionPosterior` names."""
-    if isinstance(each, Categorical | Bernoulli):
-        return type(each)(probs=each.probs.mean(0))
+    if isinstance(each, Categorical):
+        return Categorical(probs=mean_over(each.probs))
+    if isinstance(each, Bernoulli):
+        # Through logits, which know how near to one a probability is that rounds to one.
+        logits = each.logits.double()
+        yes, no = (logsigmoid(side * logits).logsumexp(0) for side in (1, -1))
+        agreed = (logits == logits[0]).all(0)
+        return Bernoulli(logits=torch.where(agreed, logits[0], yes - no))
     if isinstance(each, Normal):
         return _matched_normal(each.mean, each.variance)
     if isinstance(each, Independent) and isinstance(each.base_dist, Normal):
@@ -177,6 +184,11 @@ def mixture(each: Distribution) -> Distribution:
     parts = _parameters(each, lambda value: value.movedim(0, 1))
     weights = Categorical(probs=torch.ones(parts.batch_shape, device=getattr(parts, _names(parts)[0]).device))
     return MixtureSameFamily(weights, parts)
+
+
+def mean_over(each: Tensor) -> Tensor:
+    """(...) the mean of (K, ...), exact where all K agree: a rounded sum would make them seem to differ."""
+    return each[0] + (each - each[0]).mean(0)
 
 
 def numbers_a_row(each: Distribution) -> int:
@@ -243,7 +255,7 @@ def _end_to_end(parts: list[Any]) -> Any:
     if isinstance(first, MixtureSameFamily):
         weights = _end_to_end([part.mixture_distribution for part in parts])
         return MixtureSameFamily(weights, _end_to_end([part.component_distribution for part in parts]))
-    names = ["probs"] if isinstance(first, Categorical | Bernoulli) else _names(first)
+    names = ["probs"] if isinstance(first, Categorical) else _names(first)
     return _rebuild(first, {name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 

@@ -151,28 +151,30 @@ class Selector(ABC, Generic[Source]):
             )
         waiting = check_index(pending, size, "pending")
         closed = check_index(exclude, size, "exclude")
-        if isinstance(source, Space):
-            can = source.selectable
-            zero = size - int(can.count_nonzero())
-            if zero:
-                first = int(can.view(torch.uint8).argmin())
-                warnings.warn(
-                    f"{zero} of {size} vectors have zero norm (first: index {first}) and can never be "
-                    "selected; drop them or check for a constant likelihood",
-                    stacklevel=2,
-                )
-        else:
-            can, zero = torch.ones(size, dtype=torch.bool), 0
-        can[waiting] = False
-        can[closed] = False
-        if self.exact_size and budget > int(can.count_nonzero()):
+        can = source.selectable if isinstance(source, Space) else torch.ones(size, dtype=torch.bool)
+        empty = can.logical_not()  # of norm zero
+        zero, first = int(empty.count_nonzero()), int(empty.view(torch.uint8).argmax())
+        for mask in (can, empty):
+            mask[waiting] = False
+            mask[closed] = False
+        left, generator = int(can.count_nonzero()), make_generator(seed)
+        # Points that say nothing make a batch full where there are others in it.
+        more = min(max(budget - left, 0), int(empty.count_nonzero())) if self.exact_size and left else 0
+        if zero:
+            told = "can never be selected; drop them or check for a constant likelihood"
+            if more:
+                told = f"say nothing; {more} of them, drawn at random, fill up a batch of {left} others"
+            warnings.warn(
+                f"{zero} of {size} vectors have zero norm (first: index {first}) and {told}", stacklevel=2
+            )
+        if self.exact_size and budget > left + more:
             raise InputError(
-                f"budget is {budget}, but only {int(can.count_nonzero())} of {size} points can be chosen: "
+                f"budget is {budget}, but only {left} of {size} points can be chosen: "
                 f"{len(waiting)} are pending, {len(closed)} excluded, {zero} of norm zero"
             )
         with progress_bar("choosing points", int(budget)) as advance:
-            account = Account(int(budget), waiting, can, report=advance)
-            weights, residuals = self._choose(source, account, make_generator(seed))
+            account = Account(int(budget) - more, waiting, can, report=advance)
+            weights, residuals = self._choose(source, account, generator)
         index = np.asarray(account.chosen, dtype=np.int64)
         carried = None
         if isinstance(source, Space) and source.additive:
@@ -181,6 +183,11 @@ class Selector(ABC, Generic[Source]):
             )
             weights, carried = best if weights is None else weights, share(source, rest)
         held, taken = (None, None) if weights is None else np.split(weights, [len(waiting)])
+        if more:
+            places = empty.nonzero()[:, 0].cpu().numpy()
+            drawn = torch.randperm(len(places), generator=generator)[:more].numpy()
+            index = np.append(index, places[drawn])
+            taken = None if taken is None else np.append(taken, np.zeros(more))
         return Batch(index, taken, held, residuals, carried)
 
     @property

@@ -40,8 +40,9 @@ class KMedoids(Selector[Space]):
     matrix of all pairs, and its sum is one to four percent larger. A space without stored vectors, or with
     vectors on disk or on other machines, is represented by a uniform sample.
 
-    Pending points hold medoids of their own. Excluded ones count like the others, but are no medoids, so
-    turns are taken from where FasterPAM ends without them; a space without stored vectors passes over them.
+    Pending points hold medoids of their own. Excluded ones count like the others, but are no medoids. With
+    either, turns are taken from where FasterPAM ends, which knows of neither; a space without stored vectors
+    passes over excluded ones. Labelled points do not count: a batch stands for the pool alone.
     Points come in the order of how many are nearest to them, which is also their weight.
 
     Parameters
@@ -83,7 +84,7 @@ class KMedoids(Selector[Space]):
             # Pending points come last, so that positions below len(candidates) are those of candidates.
             distance = _distances(space, torch.cat([candidates, pending]))
             found = _swap(fasterpam, distance, len(candidates), account.budget, generator)
-        if isinstance(space, ColumnSpace) and (found is None or len(excluded)):
+        if isinstance(space, ColumnSpace) and (found is None or len(excluded) or len(pending)):
             start = found[0] if found else np.empty(0, dtype=np.int64)
             found = self._alternate(
                 space, candidates, pending, excluded, weights, start, account.budget, generator

@@ -79,11 +79,16 @@ class Space(ABC):
 
     def factor(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """A (r, k) and y (r,) with ||A w - y||^2 = ||L - L(w)||^2 + constant, for weights w on ``index``."""
-        # A^T A = gram, A^T y = <L, L_n>: eigenvectors give such an A even where points are dependent.
-        values, vectors = torch.linalg.eigh(self.gram(index))
+        # A^T A = gram, A^T y = <L, L_n>: eigenvectors give such an A even where points depend on each other.
+        # Of unit vectors: short ones would be lost beside long ones.
+        gram = self.gram(index)
+        norms = gram.diagonal().clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
+        values, vectors = torch.linalg.eigh(gram / norms / norms[:, None])
         kept = values > values[-1] * len(values) * 1e-13
         root, vectors = values[kept].sqrt(), vectors[:, kept]
-        return root[:, None] * vectors.mT, vectors.mT @ self.inner_at(self.total(), index) / root
+        return root[:, None] * vectors.mT * norms, vectors.mT @ (
+            self.inner_at(self.total(), index) / norms
+        ) / root
 
     def anchors(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Coordinates (k, ...) and squared norms (k,) of the labelled points that were mapped along with the

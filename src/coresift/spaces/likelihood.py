@@ -6,7 +6,17 @@ import math
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, Distribution, Normal, StudentT, kl_divergence, register_kl
+from torch.distributions import (
+    Bernoulli,
+    Categorical,
+    Distribution,
+    Independent,
+    Normal,
+    StudentT,
+    kl_divergence,
+    register_kl,
+)
+from torch.nn.functional import logsigmoid
 
 from coresift.checks import check_classes, check_finite, check_several
 from coresift.models.base import Posterior
@@ -126,22 +136,45 @@ def expected_log_likelihood(predictive: Distribution, conditional: Distribution,
 
     Any pair known to `torch.distributions.kl_divergence` is exact; a new pair joins through `register_kl`.
     For the others the expectation is taken over outcomes drawn from the predictive, afresh for each point, so
-    that duplicates come out alike but not the same.
+    that duplicates come out alike but not the same. Classes and Gaussians are compared in float64.
 
     Parameters
     ----------
     predictive : batch shape (n,).
     conditional : batch shape (J, n).
     """
+    # torch's own divergence of classes is infinite where a probability rounds to zero, as a sure model's do.
+    if isinstance(predictive, Categorical) and isinstance(conditional, Categorical):
+        log_p, log_q = (each.logits.double().log_softmax(-1) for each in (predictive, conditional))
+        probs = predictive.probs.double()
+        return (probs * (log_q - log_p)).sum(-1).clamp(max=0) / probs.sum(-1)
+    if isinstance(predictive, Bernoulli) and isinstance(conditional, Bernoulli):
+        p, q = predictive.logits.double(), conditional.logits.double()
+        yes, no = (torch.sigmoid(s * p) * (logsigmoid(s * q) - logsigmoid(s * p)) for s in (1, -1))
+        return (yes + no).clamp(max=0)
+    predictive, conditional = _in_double(predictive), _in_double(conditional)
     try:
         return -kl_divergence(predictive.expand(conditional.batch_shape), conditional)
     except NotImplementedError:
         outcomes = _draw(predictive, seed)
         # The same outcomes for every theta: what differs between samples is then theta alone.
-        values = torch.zeros(conditional.batch_shape, device=outcomes.device)
+        values = torch.zeros(conditional.batch_shape, dtype=torch.float64, device=outcomes.device)
         for outcome in outcomes:
-            values = values + conditional.log_prob(outcome) - predictive.log_prob(outcome)
+            ratio = (conditional.log_prob(outcome) - predictive.log_prob(outcome)).double()
+            # The mean of exp(ratio) - 1 is zero: taken off, it takes most of the noise along, and no term is
+            # above zero.
+            values += ratio - torch.expm1(ratio)
         return values / _NUM_OUTCOMES
+
+
+def _in_double(distribution: Distribution) -> Distribution:
+    """Gaussians in float64: of two that are nearly the same, float32 would leave rounding."""
+    if isinstance(distribution, Independent):
+        base = _in_double(distribution.base_dist)
+        return Independent(base, distribution.reinterpreted_batch_ndims, validate_args=False)
+    if isinstance(distribution, Normal):
+        return Normal(distribution.loc.double(), distribution.scale.double(), validate_args=False)
+    return distribution
 
 
 def _draw(distribution: Distribution, seed: int) -> Tensor:

@@ -64,15 +64,15 @@ def linear_likelihood_space(
 
 
 def _known_noise(posterior: LinearPosterior, centred: bool) -> OuterKernel:
-    noise, covariance = posterior.noise_variance, posterior.covariance.double()
+    noise = posterior.noise_variance
     if centred:
-        return OuterKernel(_sides(posterior), covariance, covariance, 0.5 / noise**2)
+        return OuterKernel(_whitened(posterior), None, None, 0.5 / noise**2)
 
     def mean(x: Tensor) -> Tensor:
         ratio = posterior.function_variance(x) / noise
         return (0.5 * torch.log1p(ratio) - ratio).unsqueeze(1)
 
-    return OuterKernel(_sides(posterior), covariance, covariance, 0.5 / noise**2, mean)
+    return OuterKernel(_whitened(posterior), None, None, 0.5 / noise**2, mean)
 
 
 def _unknown_noise(posterior: NormalInverseGammaPosterior, centred: bool) -> OuterKernel:
@@ -105,8 +105,7 @@ def _unknown_noise(posterior: NormalInverseGammaPosterior, centred: bool) -> Out
         dtype=torch.float64,
         device=posterior.mean.device,
     )
-    covariance = posterior.covariance.double()
-    return OuterKernel(_sides(posterior), covariance, covariance, 0.5, offset, metric)
+    return OuterKernel(_whitened(posterior), None, None, 0.5, offset, metric)
 
 
 def _sides(
@@ -116,6 +115,19 @@ def _sides(
 
     def sides(x: Tensor) -> tuple[Tensor, Tensor]:
         rows = posterior.features(x).double()
+        return rows, rows
+
+    return sides
+
+
+def _whitened(
+    posterior: LinearPosterior | NormalInverseGammaPosterior,
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Both sides are x^T F with S = F F^T: where columns lie far from zero, X^T X S would cancel out."""
+    factor = posterior.factor.double()
+
+    def sides(x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = posterior.features(x).double() @ factor
         return rows, rows
 
     return sides

@@ -13,6 +13,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution
 from coresift.checks import check_classes, check_several
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
+from coresift.models.samples import mean_over
 from coresift.pool import Pool, as_pool
 from coresift.spaces.storage import Columns, map_pool
 from coresift.spaces.vectors import VectorSpace
@@ -95,16 +96,16 @@ def _by_information(each: Distribution) -> Tensor:
     if isinstance(each, Categorical | Bernoulli):
         several = isinstance(each, Categorical) and each.probs.shape[-1] > 2
         probs = each.probs if several or isinstance(each, Bernoulli) else each.probs[..., 1]
-        mean = probs.mean(0)
+        mean = mean_over(probs)
         # Of two classes one says all, and the square is (p - m)^2 (1 / m + 1 / (1 - m)).
         variance = mean if several else mean * (1 - mean)
         return (probs - mean) / variance.clamp_min(1e-30).sqrt()
-    return (each.mean - each.mean.mean(0)) / each.variance.mean(0).sqrt()
+    return (each.mean - mean_over(each.mean)) / each.variance.mean(0).sqrt()
 
 
 def _by_wavering(each: Categorical | Bernoulli) -> Tensor:
     """(J, n, ...) from samples of batch shape (J, n)."""
-    mean = each.probs.mean(0)
+    mean = mean_over(each.probs)
     values = each.probs - mean
     if isinstance(each, Categorical):
         return values * _wavering_to_greatest(mean).unsqueeze(-1)

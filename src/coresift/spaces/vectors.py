@@ -125,8 +125,8 @@ class VectorSpace(ColumnSpace):
         """(J, N) all of them; not where they are on disk, on purpose."""
         if not isinstance(self.columns, InMemory):
             raise InputError(
-                "this strategy needs all vectors in memory; leave out the memory limit, or try 'acs-fw', "
-                "'k-center' or one with 'lcmd' or 'kmeans++' in its name"
+                "this strategy needs all vectors in memory; leave out the memory limit, or try 'acs-fw' or "
+                "one with 'lcmd' or 'kmeans++' in its name"
             )
         return self.columns.values
 
