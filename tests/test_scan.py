@@ -300,5 +300,4 @@ def test_engines_that_there_are(options, message):
 def test_pending_points_that_say_nothing():
     values = normal(3, 50)
     values[:, 7] = 0
-    with pytest.warns(UserWarning, match="1 of 50 vectors have zero norm"):
-        assert len(FrankWolfe().select(VectorSpace(values), 5, pending=[7])) == 5
+    assert len(FrankWolfe().select(VectorSpace(values), 5, pending=[7])) == 5

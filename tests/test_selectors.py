@@ -109,18 +109,21 @@ def test_any_vectors_give_exactly_the_budget(selector, vectors, data):
     open_points = np.setdiff1d(usable, pending + exclude)
     if len(open_points) == 0:
         return
-    budget = data.draw(st.integers(1, len(open_points)))
-    with pytest.warns() if len(usable) < len(space) else _nothing():
+    zeros = np.setdiff1d(range(len(space)), [*usable, *pending, *exclude])
+    budget = data.draw(st.integers(1, len(open_points) + len(zeros)))
+    told = budget > len(open_points) or 2 * len(usable) <= len(space)
+    with pytest.warns(UserWarning, match="zero norm") if told else _nothing():
         batch = selector.select(space, budget, pending=pending, exclude=exclude, seed=3)
     assert len(batch) == len(set(batch.index.tolist())) == budget
-    assert set(batch.index.tolist()) <= set(open_points.tolist())
+    assert set(batch.index[: len(open_points)].tolist()) <= set(open_points.tolist())
+    assert set(batch.index[len(open_points) :].tolist()) <= set(zeros.tolist())
     if batch.weights is not None:
         assert (batch.weights >= 0).all()
     assert 0 <= batch.information <= 1 + 1e-9
     # Of identical points at most one, unless the pool leaves no choice.
     held = {tuple(vectors[:, n]) for n in pending if n in usable}
     kinds = {tuple(vectors[:, n]) for n in open_points} - held
-    chosen = [tuple(vectors[:, n]) for n in batch.index]
+    chosen = [tuple(vectors[:, n]) for n in batch.index[: len(open_points)]]
     new = {kind for kind in chosen if kind not in held}
     assert len(new) == min(budget, len(kinds))
 

@@ -160,7 +160,7 @@ class Selector(ABC, Generic[Source]):
         left, generator = int(can.count_nonzero()), make_generator(seed)
         # Points that say nothing make a batch full where there are others in it.
         more = min(max(budget - left, 0), int(empty.count_nonzero())) if self.exact_size and left else 0
-        if zero:
+        if more or 2 * zero >= size:  # a few points that a model is sure of are no news
             told = "can never be selected; drop them or check for a constant likelihood"
             if more:
                 told = f"say nothing; {more} of them, drawn at random, fill up a batch of {left} others"
