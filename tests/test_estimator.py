@@ -23,7 +23,7 @@ from coresift.models.ensemble import EnsemblePosterior
 from coresift.models.network import NetworkPosterior
 from coresift.models.samples import categorical
 from coresift.models.softmax import SoftmaxPosterior
-from coresift.networks import ResNet18, Stack
+from coresift.networks import ResNet18, Stack, layers
 from coresift.networks.layers import Standardise
 from coresift.pool import ArrayPool
 
@@ -72,6 +72,14 @@ def test_grey_images_need_a_channel():
     with pytest.raises(InputError, match=r"shape \(40, 9, 7\), expected .* X\[:, None\]"):
         quick(NeuralLinearClassifier).fit(x[:, 0], y)
     assert quick(NeuralLinearClassifier).fit(x[:, 0][:, None], y).n_features_in_ == 1
+
+
+def test_one_image_alone():
+    x, y = images()
+    model = quick(NeuralLinearClassifier).fit(x, y)
+    with pytest.raises(InputError, match=r"shape \(3, 9, 7\), expected .*; one image alone is X\[None\]"):
+        model.predict(x[0])
+    assert model.predict(x[0][None]).shape == (1,)
 
 
 def test_images_need_a_network():
@@ -143,6 +151,52 @@ def test_images_of_other_units(kind, tmp_path):
             with pytest.raises(InputError, match=r"trained on bytes"):
                 one.posterior_.predictive(torch.as_tensor(rows))
     quick(kind).fit(x / 255, y).predict(x / 255)
+
+
+@pytest.mark.parametrize("kind", [*CLASSIFIERS, LaplaceRegressor])
+def test_bytes_for_a_network_of_numbers_between_0_and_1(kind, tmp_path):
+    """They would all look glaring, in whatever type they come and however dark."""
+    x, y = images()
+    model = quick(kind).fit(x / 255, y)
+    model.save(tmp_path)
+    dark, resized = np.zeros_like(x), x + 0.5
+    dark[0, 0, 0, 0] = 7
+    spot = x / 255
+    spot[0, 0, 0, 0] = 1.8  # what sharpening may make of an edge is in order
+    for one in (model, kind.load(tmp_path, network=model.network)):
+        for rows in (x, x.astype(np.float32), dark, resized):
+            with pytest.raises(InputError, match=r"between 0 and 1; these go up to .*: divide by 255"):
+                one.predict(rows)
+        one.predict(spot)
+        one.predict(np.zeros_like(x))
+
+
+@pytest.mark.parametrize("kind", [NeuralLinearClassifier, EnsembleClassifier, LaplaceRegressor])
+def test_fields_of_a_wide_range_may_be_small(kind):
+    """Numbers that are not whole were no bytes: one field of them may lie between 0 and 1."""
+    x, y = images()
+    fields = x * 0.37
+    model = quick(kind).fit(fields, y)
+    small = fields[:1] / fields[:1].max()
+    together = model.predict(np.concatenate([small, fields]))
+    np.testing.assert_allclose(model.predict(small)[0], together[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [NeuralLinearClassifier, NeuralLinearRegressor, EnsembleClassifier])
+def test_models_saved_without_their_units(kind, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    x, y = images()
+    model = quick(kind).fit(x, y)
+    model.save(tmp_path)
+    tensors = load_file(tmp_path / "weights.safetensors")
+    without = {name: value for name, value in tensors.items() if not name.endswith("units")}
+    assert len(without) == len(tensors) - 1
+    save_file(without, tmp_path / "weights.safetensors")
+    again = kind.load(tmp_path, network=model.network)
+    assert (again.predict(x) == model.predict(x)).all()
+    with pytest.raises(InputError, match=r"trained on bytes"):
+        again.predict(x / 255)
 
 
 def test_units_are_not_looked_at_in_training(monkeypatch):
@@ -218,3 +272,62 @@ def test_a_network_gets_few_large_images_at_a_time():
         ):
             sizes.clear()
             assert several.predictive(images).batch_shape == (len(pixels),) and max(sizes) == most
+
+
+@pytest.mark.parametrize("kind", [NeuralLinearClassifier, EnsembleClassifier])
+def test_fitting_shows_a_network_few_large_images_at_a_time(kind, monkeypatch):
+    """In evaluation too, where what a network makes of labelled images is looked at after training."""
+    monkeypatch.setattr(layers, "_NUMBERS", 7 * 3 * 9 * 7)
+    sizes = []
+
+    class Watched(ResNet18):
+        def forward(self, x):
+            if not self.training:
+                sizes.append(len(x))
+            return super().forward(x)
+
+    x, y = images()
+    quick(kind, network=partial(Watched, width=4, features=8), epochs=30, batch_size=20).fit(x, y)
+    assert max(sizes) == 7
+
+
+class Frame(nn.Module):
+    """Paints an edge black in training; the range of what it is given goes to a list, where there is one."""
+
+    def __init__(self, seen=None):
+        super().__init__()
+        self.seen = seen
+
+    def __deepcopy__(self, memo):
+        return Frame(self.seen)  # all copies write to one list
+
+    def forward(self, x):
+        if not self.training:
+            return x
+        if self.seen is not None:
+            self.seen.append((float(x.min()), float(x.max())))
+        return torch.cat([torch.zeros_like(x[..., :1]), x[..., 1:]], -1)
+
+
+@pytest.mark.parametrize("kind", [NeuralLinearClassifier, DropoutClassifier])
+@pytest.mark.parametrize("unit", [1, 255.0])
+def test_augmenting_sees_images_as_they_are(kind, unit):
+    """Of bytes and of the same as numbers the same is made, so training goes the same way."""
+    x, y = images()
+    expected = quick(kind, augment=Frame(), epochs=3).fit(x, y).predict_proba(x)
+    seen, rows = [], x / unit
+    found = quick(kind, augment=Frame(seen), epochs=3).fit(rows, y).predict_proba(rows)
+    assert seen and all(low >= 0 and 200 < high * unit < 228 for low, high in seen)
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+    if kind is NeuralLinearClassifier:  # dropout's noise is another one side by side
+        for model in quick(kind, augment=Frame(), epochs=3).fit_many([(rows, y)] * 2, [0, 0]):
+            np.testing.assert_allclose(model.predict_proba(rows), expected, atol=1e-3)
+
+
+def test_augmenting_keeps_a_large_offset():
+    """Rows are evaluated in double precision until the offset is taken out."""
+    x, y = images()
+    rows = 1e7 + x / 255
+    model = quick(NeuralLinearClassifier, augment=Frame(), epochs=0).fit(rows, y)
+    scale = model.posterior_.network[0]
+    assert scale.mean.dtype == torch.float64 and scale(torch.as_tensor(rows)).std() > 0.9

@@ -13,13 +13,15 @@ from typer.testing import CliRunner
 
 from coresift import InputError
 from coresift.cli import app
+from coresift.experiments import batch_map
 from coresift.experiments.batch_map import BatchMap, spread
-from coresift.experiments.config import Experiment
+from coresift.experiments.config import Experiment, Source
 from coresift.experiments.report import write_report
 from coresift.experiments.runner import run_experiment
 from coresift.experiments.store import Log
-from coresift.loop import Method, Round, Simulation, calibration_error, run
+from coresift.loop import Method, Round, Simulation, _classified, calibration_error, run, step
 from coresift.models import DropoutClassifier, NeuralLinearClassifier
+from coresift.models.network import NetworkPosterior
 from coresift.networks import Augment, ResNet18
 from coresift.networks.layers import Standardise
 
@@ -163,10 +165,34 @@ def test_a_class_that_was_never_met_is_wrong():
     )
     (turn, *_) = next(run(simulation, [simulation.begin(Method("random"), 0)]))
     assert turn.accuracy is not None and turn.accuracy <= (y[120:] != 2).mean()
-    assert turn.log_density < -5
 
 
-def test_map_of_batches(tmp_path):
+def test_an_unmet_class_is_as_unlikely_as_what_models_call_impossible():
+    predictive = torch.distributions.Categorical(probs=torch.tensor([[0.5, 0.5], [0.25, 0.75], [0.5, 0.5]]))
+    found = _classified(predictive, np.array(["a", "c", "z"]), np.array(["a", "c"]))
+    assert found["log_density"] == pytest.approx(np.log([0.5, 0.75, 1e-6]).mean())
+    assert found["accuracy"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_few_images_stay_on_the_device(images, monkeypatch):
+    """A small table is quicker on the CPU, a network for images is not; "cpu:0" stands for a GPU."""
+    moved, to = [], NetworkPosterior.to
+    monkeypatch.setattr(
+        NetworkPosterior, "to", lambda self, device: (moved.append(device), to(self, device))[1]
+    )
+    x, y = pictures(80)
+    options = {**SMALL, "least_steps": 0, "epochs": 1, "device": "cpu:0"}
+    rows = x if images else x[:, :, 0, 0].double().numpy()
+    if not images:
+        options |= {"network": None, "augment": None}
+    model = NeuralLinearClassifier(**options)
+    simulation = Simulation(rows, y, model, first=20, batch=5, budget=5, num_test=20)
+    step(simulation, [simulation.begin(Method("maxent"), 0)])
+    assert moved == ([] if images else ["cpu"])
+
+
+def test_map_of_batches(tmp_path, monkeypatch):
     x, y = pictures(420)
     simulation = Simulation(
         x, y, NeuralLinearClassifier(**SMALL), first=40, batch=10, budget=10, num_test=120
@@ -186,8 +212,30 @@ def test_map_of_batches(tmp_path):
     few = replace(found, features=found.features[:25], classes=np.array(list("abcde") * 5))
     assert len(replace(few, batches={"maxent": np.arange(4)}).picture().axes) == 1
     dropout = replace(simulation, model=DropoutClassifier(**SMALL, where="last"))
+    monkeypatch.setattr(DropoutClassifier, "fit_many", lambda *_: pytest.fail("trained for nothing"))
     with pytest.raises(InputError, match="a model's features, but DropoutClassifier has not both"):
         BatchMap.of(dropout, methods, budget=20)
+
+
+def test_a_small_batch_is_compared_with_small_ones(monkeypatch):
+    """Few points lie further apart than many, whoever chose them."""
+    monkeypatch.setattr(batch_map, "_DRAWS", 1000)
+    x, y = pictures(420)
+    model = NeuralLinearClassifier(**{**SMALL, "least_steps": 30})
+    simulation = Simulation(x, y, model, first=40, batch=10, budget=10, num_test=120)
+    methods = {
+        "k-center": Method("k-center"),
+        "few": Method("acs-fw", num_samples=6, exact=False, fill=False),
+    }
+    found = BatchMap.of(simulation, methods, budget=100, shown=300)
+    few = found.batches["few"]
+    assert len(few) < 40 and len(found.features) == 260
+    random = np.random.default_rng(1)
+    draws = [spread(found.features[random.choice(260, len(few), replace=False)]) for _ in range(1000)]
+    assert found.spread["few"] == pytest.approx(spread(found.features[few]) / np.mean(draws), rel=0.1)
+    assert np.mean(draws) > 1.3 * found.random[0]
+    full = BatchMap.of(simulation, {"k-center": Method("k-center")}, budget=100, shown=300)
+    assert (full.spread["k-center"], full.random) == (found.spread["k-center"], found.random)
 
 
 def test_a_rare_class_is_among_the_first_labels():
@@ -325,6 +373,26 @@ def test_more_seeds_and_methods_later(small_experiment, tmp_path, monkeypatch):
         run_experiment(small_experiment, tmp_path / "none", only_seed=2)
 
 
+def test_images_that_were_split_anew(small_experiment, tmp_path):
+    """The same images in the same order, but others of them for testing, are another experiment."""
+    first = replace(small_experiment.only(methods=["random"]), seeds=1)
+    run_experiment(first, tmp_path / "results")
+    with np.load(tmp_path / "mine.npz") as arrays:
+        x, y = (np.concatenate([arrays[name], arrays[f"test_{name}"]]) for name in "xy")
+    np.savez(tmp_path / "mine.npz", x=x[:120], y=y[:120], test_x=x[120:], test_y=y[120:])
+    with pytest.raises(InputError, match="num_test"):
+        run_experiment(first, tmp_path / "results")
+
+
+def test_published_images_have_the_settings_that_they_had(small_experiment):
+    """Their split is published, and results with them are to be opened again."""
+    simulation = small_experiment.simulation("mine", None, "cpu", 1)
+    own = small_experiment.settings("mine", "random", simulation)
+    published = replace(small_experiment, data={"mine": Source("svhn")})
+    assert own["num_test"] == 120
+    assert set(own) - set(published.settings("mine", "random", simulation)) == {"num_test"}
+
+
 def test_joined_files_must_have_one_setting(tmp_path):
     log, other = Log(tmp_path / "a.jsonl"), Log(tmp_path / "b.jsonl")
     log.open({"batch": 1}, {"command": "one"})
@@ -353,7 +421,13 @@ def test_joined_files_must_have_different_seeds_and_whole_lines(tmp_path):
 def test_a_map_from_the_command_line(small_experiment, tmp_path, monkeypatch):
     """Of the paper's methods, where the file has any."""
     monkeypatch.chdir(tmp_path)
+    made, shown = BatchMap.of, []
+    monkeypatch.setattr(
+        BatchMap, "of", lambda run, *rest: (shown.append(run.model.progress), made(run, *rest))[1]
+    )
     found = CliRunner().invoke(app, ["experiment", "map", "small.toml", "--budget", "10"])
+    monkeypatch.setattr(BatchMap, "of", made)
+    assert shown == [True]  # no other bar is there while it is trained
     assert found.exit_code == 0 and "mine k-medoids: nearest other point" in found.output
     assert (tmp_path / "batches-mine.png").exists() and (tmp_path / "batches-mine.npz").exists()
     config = tmp_path / "small.toml"

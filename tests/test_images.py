@@ -443,8 +443,18 @@ def test_images_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x": np.zeros((6, 1, 5, 4))}, r"x has shape \(6, 1, 5, 4\) and type float64, expected bytes"),
-        ({"test_x": np.zeros((2, 5, 4), dtype=np.uint8)}, r"test_x has shape \(2, 5, 4\)"),
+        (
+            {"x": np.zeros((6, 1, 5, 4))},
+            r"x has shape \(6, 1, 5, 4\) and type float64, expected bytes .* x\.astype\(np\.uint8\) makes",
+        ),
+        (
+            {"test_x": np.zeros((2, 5, 4), dtype=np.uint8)},
+            r"test_x has shape \(2, 5, 4\) .* test_x\[:, None\] adds a channel",
+        ),
+        (
+            {"x": np.zeros((6, 5, 6, 3), dtype=np.uint8), "test_x": np.zeros((2, 5, 6, 3), dtype=np.uint8)},
+            r"x has shape \(6, 5, 6, 3\) .* np\.moveaxis\(x, 3, 1\) brings the channels forward",
+        ),
         ({"test_x": np.zeros((0, 1, 5, 4), dtype=np.uint8)}, "so there is nothing in it"),
         ({"y": np.arange(5)}, r"x holds 6 images, but its labels have shape \(5,\)"),
         (

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import date, datetime
 from importlib.util import find_spec
@@ -306,6 +307,50 @@ def test_images_of_any_mode(tmp_path: Path, mode: str) -> None:
     assert pixels[0, 0].mean() < 0.2 and pixels[0, -1].mean() > 0.8
 
 
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_images_below_zero(tmp_path: Path, mode: str) -> None:
+    """Heights below the sea and air in a scan are dark, not bright."""
+    ramp = np.linspace(-1000, 1000, 64 * 64).reshape(64, 64)
+    Image.fromarray(ramp.astype(np.int32 if mode == "I" else np.float32)).save(tmp_path / "ramp.tif")
+    rows = features_module._decoded([tmp_path / "ramp.tif"], 32)[0].mean((1, 2))
+    assert (np.diff(rows) > 0).all() and rows[0] < 0.05 and rows[-1] > 0.95
+    np.testing.assert_allclose(rows[15:17].mean(), 0.5, atol=0.02)
+
+
+@pytest.mark.parametrize("embedding", [None, f"{__name__}:Averages"])
+def test_images_that_cannot_be_read_are_named_together(tmp_path: Path, embedding: str | None) -> None:
+    folder = write_images(tmp_path, 30)
+    for i in range(4, 30, 2):
+        (folder / f"{i}.PNG").write_bytes(b"no image")
+    with pytest.raises(InputError, match=r"cannot read 13 of the 30 images .* move them out") as caught:
+        write_features(open_pool(Reading(str(folder))), tmp_path / "f.npy", embedding=embedding)
+    named = sorted(f"{i}.PNG" for i in range(4, 30, 2))[:10]
+    assert f": {', '.join(named)}, ...; " in str(caught.value)
+    for i in range(4, 30, 2):
+        (folder / f"{i}.PNG").unlink()
+    assert len(encode(open_pool(Reading(str(folder))), tmp_path, embedding=embedding)) == 17
+
+
+@pytest.mark.parametrize("embedding", [None, f"{__name__}:Averages"])
+def test_bars_move_while_images_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedding: str | None
+) -> None:
+    steps: dict[str, list[int]] = {}
+
+    @contextmanager
+    def watched(what: str, total: int) -> Iterator[Callable[[int], None]]:
+        steps[what] = []
+        yield steps[what].append
+        assert sum(steps[what]) == total
+
+    pool = open_pool(Reading(str(write_images(tmp_path, 20))))
+    whole = encode(pool, tmp_path, embedding=embedding)
+    monkeypatch.setattr(features_module, "progress_bar", watched)
+    monkeypatch.setattr(features_module, "STEP", 8)
+    np.testing.assert_allclose(encode(pool, tmp_path, embedding=embedding), whole, atol=1e-5)
+    assert steps == {"looking at a sample of the images": [8, 8, 4], "reading the pool": [8, 8, 4]}
+
+
 def test_edges_are_told_by_their_direction() -> None:
     bars = np.tile((np.arange(32) // 4 % 2).astype(np.float32), (32, 1))
     upright, lying, shifted = (np.repeat(x[..., None], 3, -1) for x in (bars, bars.T, np.roll(bars, 1, 1)))
@@ -607,7 +652,9 @@ def test_other_broken_pools_are_refused(tmp_path: Path) -> None:
     folder = write_images(tmp_path, 3)
     for content in (b"no image", (folder / "0.PNG").read_bytes()[:200]):
         (folder / "2.PNG").write_bytes(content)
-        with pytest.raises(InputError, match=r"cannot read the image .*2\.PNG"):
+        with pytest.raises(
+            InputError, match=r"cannot read 1 of the 3 images in .*photos: 2\.PNG; .* move them"
+        ):
             write_features(open_pool(Reading(str(folder))), tmp_path / "features.npy")
     try:
         os.rename(folder / "1.PNG", os.fsencode(folder) + b"/caf\xe9.PNG")

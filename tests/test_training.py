@@ -12,7 +12,7 @@ from coresift.models import BayesianLinearRegression
 from coresift.models.laplace import SquaredError as LaplaceError
 from coresift.models.neural_linear import ExactLastLayer
 from coresift.models.plain import CrossEntropy, GaussianLoss
-from coresift.networks import MLP, LabelledStack, ResNet18, Stack, Trainer
+from coresift.networks import MLP, LabelledStack, ResNet18, Stack, Trainer, layers
 from coresift.networks import trainer as trainer_module
 from coresift.networks.trainer import take_rows
 
@@ -90,6 +90,56 @@ def test_any_module_side_by_side(factory, sizes, objective):
     for position in range(3):
         alone = train([members[position]], [sets[position]], [position], objective)
         torch.testing.assert_close(together.flat[position], alone.flat[0], rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("sizes", [(14, 14), (14, 9)])
+def test_a_frozen_batch_norm_is_kept(sizes):
+    """What it learned elsewhere are its statistics too, and in training it goes by them."""
+
+    def pretrained():
+        network = norm_network()
+        network[1].requires_grad_(False)
+        network[1].running_mean.fill_(3.0)
+        network[1].num_batches_tracked.fill_(70)
+        return network
+
+    sets = [labelled(size, seed) for seed, size in enumerate(sizes)]
+    members = networks(2, pretrained)
+    for epochs in (5, 100):
+        stack = train(copy.deepcopy(members), sets, range(2), SquaredError(), epochs=epochs)
+        for name in ("running_mean", "running_var", "num_batches_tracked", "weight"):
+            expected = members[0].state_dict()[f"1.{name}"]
+            assert (stack.member(0).state_dict()[f"1.{name}"] == expected).all()
+            assert (stack.member(1).state_dict()[f"1.{name}"] == expected).all()
+    direct = copy.deepcopy(members[0]).eval()(sets[0][0])
+    fresh = Stack(members[:1], dtype=torch.float64)
+    torch.testing.assert_close(fresh(sets[0][0][None])[0], direct)
+
+
+@pytest.mark.parametrize("sizes", [(14, 14), (14, 9)])
+def test_after_few_steps_batch_norm_knows_the_labelled_rows(sizes, monkeypatch):
+    """Its running statistics would still be half those that it began with; after many they are kept."""
+
+    def noisy():
+        return nn.Sequential(norm_network(), nn.Dropout(0.5))
+
+    sets = [labelled(size, seed) for seed, size in enumerate(sizes)]
+    for at_a_time in (1024, 5):
+        monkeypatch.setattr(layers, "_ROWS", at_a_time)
+        stack = train(networks(2, noisy), sets, range(2), SquaredError(), epochs=3)
+        for position, (x, _) in enumerate(sets):
+            network = stack.member(position)[0]
+            parts = network[0](x).tensor_split(max(1, len(x) // at_a_time))
+            mean = torch.stack([part.mean(0) for part in parts]).mean(0)
+            variance = torch.stack([part.var(0) for part in parts]).mean(0)
+            torch.testing.assert_close(network[1].running_mean, mean)
+            torch.testing.assert_close(network[1].running_var, variance)
+            assert network[1].momentum == 0.1
+    settled = []
+    monkeypatch.setattr(Stack, "_settle_one", lambda self, position, x: settled.append((position, len(x))))
+    for epochs in (0, 24, 25):  # of two steps each
+        train(networks(2, noisy), sets, range(2), SquaredError(), epochs=epochs, batch_size=7)
+    assert settled == [(0, 14), (1, sizes[1])]
 
 
 def test_the_batched_form_is_the_network():

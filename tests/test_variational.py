@@ -1,6 +1,8 @@
 """The variational softmax layer against torch.distributions and against draws of its weights; the ResNet."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -252,3 +254,8 @@ def test_resnet_keeps_its_initialisation_when_drawn_anew():
     bound = math.sqrt(6 / (9 * 4 + 9 * 4))
     assert 0.9 * bound < float(network.blocks[0].first[0].weight.detach().abs().max()) <= bound
     assert float(network.last.bias.detach().abs().max()) == 0
+
+
+def test_imported_before_all_else():
+    """Whichever module of the library comes first."""
+    subprocess.run([sys.executable, "-c", "import coresift.networks.variational"], check=True)

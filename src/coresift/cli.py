@@ -183,6 +183,7 @@ def batch_map(
         path = out or Path(f"batches-{data}.png")
         path.parent.mkdir(parents=True, exist_ok=True)
         simulation = experiment.simulation(data, folder, device, workers=1)
+        simulation.model.set_params(progress=True)  # no bar of the runner's is there to stand for it
         found = BatchMap.of(simulation, experiment.methods, budget)
         found.save(path.with_suffix(".npz"))
         save(found.picture(), path)

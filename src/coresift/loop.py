@@ -19,12 +19,13 @@ from sklearn.base import ClassifierMixin
 from torch import Tensor
 
 from coresift.checks import check_switch, check_whole
+from coresift.models.samples import FLOOR
 from coresift.pool import ArrayPool
 from coresift.strategies import Strategy, find_strategy, select
 from coresift.types import Index, InputError
 
 Label: TypeAlias = float | int | str
-# Below this many pool points a batch is chosen faster on the CPU than on a GPU.
+# Below this many rows of a table a batch is chosen faster on the CPU than on a GPU.
 SMALL_POOL = 50_000
 
 
@@ -81,7 +82,8 @@ class Round:
     labels : true labels it was now trained on.
     guessed : further labels that were its own predictions.
     rmse : error on the test points; ``None`` of classes.
-    log_density : mean predictive log density of the test points, or log probability of their true classes.
+    log_density : mean predictive log density of the test points, or log probability of their true classes; a
+        class that the model has not met yet counts with a probability of 1e-6.
     chosen : rows chosen then; none in the last round.
     guesses : predictions to stand for the labels of the chosen rows, where they are imputed.
     bought : rows whose true labels came in.
@@ -159,7 +161,8 @@ class Simulation:
     budget : labels bought in all; none for what a model is worth with the first ones.
     test_share : of the rows, kept for testing, other ones for each seed.
     num_test : instead, the last rows are for testing, that many for every seed.
-    workers : processes that evaluate and choose side by side, where the pool is small.
+    workers : processes that evaluate and choose side by side, where the pool is small and not of images on a
+        GPU.
 
     >>> from coresift.models import NeuralLinearRegressor
     >>> x = np.linspace(-1, 1, 60)[:, None]
@@ -263,11 +266,12 @@ def step(
     begun : keeps the models of the first labels: all methods begin with the same, so it is trained once.
     """
     models, shares = _fit(simulation, states, {} if begun is None else begun)
-    small = len(simulation.x) < SMALL_POOL
+    small, on_cpu = len(simulation.x) < SMALL_POOL, str(simulation.model.device) == "cpu"
     posteriors = [model.posterior_ for model in models]
-    if small and simulation.model.device != "cpu":
-        posteriors = [posterior.to("cpu") for posterior in posteriors]
-    workers = simulation.workers if small else 1
+    # A network for images takes so long on the CPU that however few they are, it stays where it was trained.
+    if small and not on_cpu and simulation.x.ndim == 2:
+        posteriors, on_cpu = [posterior.to("cpu") for posterior in posteriors], True
+    workers = simulation.workers if small and on_cpu else 1
     # One thread for each worker: several that wait for each other are many times slower than none.
     threads = 1 if workers > 1 else torch.get_num_threads()
     look = delayed(_look_and_choose)
@@ -363,11 +367,12 @@ def _regressed(predictive: Any, target: npt.NDArray[Any]) -> dict[str, Any]:
 
 
 def _classified(predictive: Any, target: npt.NDArray[Any], classes: npt.NDArray[Any]) -> dict[str, Any]:
-    # A class that the model has never met has no column; a point of it is wrong, and as unlikely as can be.
+    # A class that the model has never met has no column; a point of it is wrong, and as unlikely as what
+    # models call impossible. With less, the mean would tell little but how many such points there are.
     place = np.searchsorted(classes, target).clip(max=len(classes) - 1)
     met = torch.as_tensor(classes[place] == target)
     probs = predictive.probs.double().cpu()
-    given = torch.where(met, probs.gather(1, torch.as_tensor(place)[:, None])[:, 0], 0.0)
+    given = torch.where(met, probs.gather(1, torch.as_tensor(place)[:, None])[:, 0], FLOOR)
     right = met & (probs.argmax(1) == torch.as_tensor(place))
     return {
         "rmse": None,

@@ -173,10 +173,16 @@ def _read_own(path: Path) -> Images:
     """Images of one's own, whose classes are in the order of their labels."""
     x, y, test_x, test_y = read_arrays([path])
     for name, pixels, labels in (("x", x, y), ("test_x", test_x, test_y)):
-        if pixels.ndim != 4 or pixels.dtype != np.uint8:
+        last = pixels.ndim == 4 and min(pixels.shape[1:3]) > 4 and pixels.shape[3] in (1, 3, 4)
+        if pixels.ndim != 4 or pixels.dtype != np.uint8 or last:
+            change = f"; {name}.astype(np.uint8) makes bytes of numbers from 0 to 255"
+            if pixels.ndim == 3:
+                change = f"; {name}[:, None] adds a channel"
+            elif last:
+                change = f"; np.moveaxis({name}, 3, 1) brings the channels forward"
             raise InputError(
                 f"{path}: {name} has shape {pixels.shape} and type {pixels.dtype}, expected bytes (uint8), "
-                "(images, channels, height, width)"
+                f"(images, channels, height, width){change}"
             )
         if not pixels.size:
             raise InputError(f"{path}: {name} has shape {pixels.shape}, so there is nothing in it")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from scipy.spatial import cKDTree
+from sklearn.base import ClassifierMixin
 
 from coresift.loop import Method, Simulation, choose
 from coresift.report.figures import COLOURS, INK, style
@@ -29,8 +30,8 @@ class BatchMap:
     features : (n, D) of the chosen points and of others of the pool, drawn at random.
     classes : (n,) their classes.
     batches : method -> (b,) positions of its batch among these.
-    spread : method -> `spread` of its batch, over the mean of batches drawn at random.
-    random : the mean and the standard deviation of those.
+    spread : method -> `spread` of its batch, over the mean of as large ones drawn at random.
+    random : the mean and the standard deviation of those of full size.
     """
 
     features: Floats
@@ -60,12 +61,16 @@ class BatchMap:
         if not 2 <= budget <= len(pool):
             raise InputError(f"budget is {budget}, expected from 2 to the {len(pool)} points of the pool")
         rows, labels = simulation.known(state)
-        (model,) = simulation.model.fit_many([(simulation.x[rows], labels)], [seed])
-        if not hasattr(model, "classes_") or not hasattr(model.posterior_, "features"):
+        kind = type(simulation.model)
+        # What it will have is in its annotations, before it is trained for long.
+        posterior = get_type_hints(kind).get("posterior_", Any)
+        featureless = posterior is not Any and not hasattr(posterior, "features")
+        if featureless or not issubclass(kind, ClassifierMixin):
             raise InputError(
-                f"a map shows classes and a model's features, but {type(model).__name__} has not both; "
+                f"a map shows classes and a model's features, but {kind.__name__} has not both; "
                 "take a neural linear model of images"
             )
+        (model,) = simulation.model.fit_many([(simulation.x[rows], labels)], [seed])
         features = model.posterior_.features(torch.as_tensor(simulation.x[pool])).double().cpu().numpy()
         chosen = {
             name: choose(simulation, replace(state, method=method), model.posterior_, budget)
@@ -74,15 +79,18 @@ class BatchMap:
         places = {row: place for place, row in enumerate(pool.tolist())}
         batches = {name: np.array([places[row] for row in batch]) for name, batch in chosen.items()}
         random = np.random.default_rng(seed)
-        draws = [spread(features[random.choice(len(pool), budget, replace=False)]) for _ in range(_DRAWS)]
-        mean = float(np.mean(draws))
+        draws = _random_spreads(features, budget, random)
+        # Few points lie further apart than many: a smaller batch is compared with batches of its own size.
+        means = {budget: float(np.mean(draws))}
+        for size in {len(batch) for batch in batches.values()} - {budget}:
+            means[size] = float(np.mean(_random_spreads(features, size, np.random.default_rng([seed, size]))))
         kept = np.unique(np.concatenate([random.permutation(len(pool))[:shown], *batches.values()]))
         return cls(
             features[kept],
             simulation.y[pool[kept]],
             {name: np.searchsorted(kept, batch) for name, batch in batches.items()},
-            {name: spread(features[batch]) / mean for name, batch in batches.items()},
-            (mean, float(np.std(draws))),
+            {name: spread(features[batch]) / means[len(batch)] for name, batch in batches.items()},
+            (means[budget], float(np.std(draws))),
         )
 
     def save(self, path: Path) -> None:
@@ -111,6 +119,11 @@ class BatchMap:
                 axes.set_xlabel(f"nearest other: {self.spread[name]:.2f} of random", loc="left")
                 axes.set(xticks=[], yticks=[])
         return figure
+
+
+def _random_spreads(features: Floats, size: int, random: np.random.Generator) -> list[float]:
+    """`spread` of batches of that size, drawn from ``features`` (N, D)."""
+    return [spread(features[random.choice(len(features), size, replace=False)]) for _ in range(_DRAWS)]
 
 
 def spread(points: Floats) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from coresift.checks import check_switch, check_whole
-from coresift.data import are_images, checksum, load_images, load_table
+from coresift.data import IMAGES, are_images, checksum, load_images, load_table
 from coresift.loop import Method, Simulation
 from coresift.models import (
     DropoutClassifier,
@@ -187,6 +187,8 @@ class Experiment:
     def settings(self, data: str, method: str, simulation: Simulation) -> dict[str, Any]:
         """All that decides the results of a method on a data set, for JSON."""
         given = simulation.model.get_params()
+        # Published images have their published split; those of a file of one's own may be split anew.
+        own_images = self.data[data].of_images and self.data[data].table not in IMAGES
         return {
             "data": asdict(self.data[data]),
             "checksum": checksum(np.asarray(torch.as_tensor(simulation.x).cpu()), simulation.y),
@@ -201,6 +203,7 @@ class Experiment:
             "batch": self.batch,
             "budget": self.budget,
             "test_share": self.test_share,
+            **({"num_test": simulation.num_test} if own_images else {}),
             **({"task": self.task} if self.task == "classification" and not simulation.one_by_one else {}),
             # Runs that do not go side by side are the same with more of them.
             **({} if simulation.one_by_one else {"seeds": self.seeds}),

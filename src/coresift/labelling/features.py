@@ -32,6 +32,8 @@ ROWS, TEXTS, PICTURES, EMBEDDED = 100_000, 30_000, 4_000, 500
 CATEGORIES = 20
 WORDS, TOPICS = 20_000, 100
 SIDE, DIRECTIONS = 32, 64
+# Images between two steps of a bar, and names in a message, at most.
+STEP, NAMED = 32, 10
 # Features that vary by less than this share of the numbers they were computed from are rounding, which a
 # model that scales its inputs would blow up to the size of the rest. Single precision, in which images and
 # networks are, errs by 6e-8 of a number and some 1e-6 after a long sum; a word that two texts in 30,000 have
@@ -82,11 +84,18 @@ def write_features(
         raise InputError(
             f"embedding is {embedding!r}, but {pool.reading.path} holds no texts or images; leave it out"
         )
+    try:
+        return _write_features(pool, path, embedding, seed)
+    except _UnreadableImage as error:
+        raise InputError(_unreadable(pool) or str(error)) from None
+
+
+def _write_features(pool: ItemPool, path: Path, embedding: str | None, seed: int) -> FeatureFacts:
     encoders = _learn(pool, embedding, seed)
     about = ", ".join(encoder.about for encoder in encoders)
     num_features = rows = 0
     with _complete_or_absent(path) as file, progress_bar("reading the pool", len(pool)) as advance:
-        for block in pool.blocks():
+        for block in (few for whole in pool.blocks() for few in _in_steps(whole)):
             parts = [encoder.encode(block) for encoder in encoders]
             features = np.concatenate(parts, axis=1, dtype=np.float32)  # (n, d)
             if rows == 0:
@@ -103,6 +112,36 @@ def write_features(
                 f"{pool.reading.path} had {len(pool)} items and now {rows}; leave it as it is meanwhile"
             )
     return FeatureFacts(num_features, about)
+
+
+def _in_steps(block: Block) -> Iterator[Block]:
+    """A block of images as several, each soon done, for the bar to move; any other as it is."""
+    if not block.images:
+        yield block
+        return
+    for start in range(0, len(block), STEP):
+        few = slice(start, start + STEP)
+        yield Block(block.numbers[few], block.categories[few], images=block.images[few])
+
+
+def _unreadable(pool: ItemPool) -> str:
+    """What to say of the images of a pool that cannot be read, of all at once; nothing where all can."""
+    broken = []
+    with progress_bar("looking for images that cannot be read", len(pool)) as advance:
+        for block in pool.blocks():
+            for file in block.images:
+                try:
+                    _decoded([file], SIDE)
+                except _UnreadableImage:
+                    broken.append(file.relative_to(pool.reading.path).as_posix())
+                advance(1)
+    if not broken:  # what failed once may have been a busy disk
+        return ""
+    names = ", ".join(broken[:NAMED]) + (", ..." if len(broken) > NAMED else "")
+    return (
+        f"cannot read {len(broken)} of the {len(pool)} images in {pool.reading.path}: {names}; they are "
+        "broken or of no known kind: move them out of the folder"
+    )
 
 
 @contextmanager
@@ -316,7 +355,8 @@ def _images(pool: ItemPool, positions: npt.NDArray[np.int64], embedding: str | N
     """Images in the main directions of their colours and edges, or as a network sees them."""
     if embedding is not None:
         embed = _network(embedding)
-        scale = _embedding_scale(embed(pool.take(positions[:: max(1, len(positions) // EMBEDDED)])))
+        few = pool.take(positions[:: max(1, len(positions) // EMBEDDED)])
+        scale = _embedding_scale(_with_a_bar(embed, few))
         return Encoder(lambda block: scale(embed(block)), f"images embedded by {embedding}")
 
     from sklearn.decomposition import PCA
@@ -325,7 +365,7 @@ def _images(pool: ItemPool, positions: npt.NDArray[np.int64], embedding: str | N
         # In double precision, for the same reason as the weights of words.
         return colours_and_edges(_decoded(block.images, SIDE)).astype(np.float64)
 
-    sample = look(pool.take(positions))
+    sample = _with_a_bar(look, pool.take(positions))
     directions = PCA(min(DIRECTIONS, *sample.shape), random_state=seed)
     with np.errstate(invalid="ignore", divide="ignore"):  # a single image has no variance
         scores = directions.fit(sample).transform(sample)
@@ -333,6 +373,16 @@ def _images(pool: ItemPool, positions: npt.NDArray[np.int64], embedding: str | N
     scale = _scale(scores, float(np.linalg.norm(sample)) / np.sqrt(len(sample)))
     about = f"images by their colours and edges in {scale.width}"
     return Encoder(lambda block: scale(directions.transform(look(block))), about)
+
+
+def _with_a_bar(see: Callable[[Block], npt.NDArray[Any]], sample: Block) -> npt.NDArray[Any]:
+    """(n, d) what is seen of a sample of n images."""
+    parts = []
+    with progress_bar("looking at a sample of the images", len(sample)) as advance:
+        for block in _in_steps(sample):
+            parts.append(see(block))
+            advance(len(block))
+    return np.concatenate(parts)
 
 
 def colours_and_edges(images: Features, cell: int = 8, angles: int = 8) -> Features:
@@ -358,6 +408,10 @@ def colours_and_edges(images: Features, cell: int = 8, angles: int = 8) -> Featu
     return np.concatenate([thumbnail.reshape(count, -1), histograms.reshape(count, -1)], 1, dtype=np.float32)
 
 
+class _UnreadableImage(InputError):
+    """A file holds no image that Pillow can read."""
+
+
 def _decoded(files: Sequence[Path], side: int) -> Features:
     """(n, side, side, 3) colours in 0..1."""
     from PIL import Image, ImageOps
@@ -370,12 +424,14 @@ def _decoded(files: Sequence[Path], side: int) -> Features:
                 image: Image.Image = ImageOps.exif_transpose(opened)
             if image.mode.startswith(("I", "F")):  # 16 bits and more, of which Pillow would keep the lowest 8
                 values = np.asarray(image, np.float32)
+                values = values - min(float(values.min()), 0.0)  # a byte below zero would come out bright
                 image = Image.fromarray((255 / max(float(values.max()), 1.0) * values).astype(np.uint8))
             image = image.convert("RGBA").convert("RGB").resize((side, side), Image.Resampling.BOX)
             place[:] = np.asarray(image, np.float32) / 255
         # Pillow tells a broken PNG by a SyntaxError.
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise InputError(f"cannot read the image {file}: {str(error).splitlines()[0]}") from None
+            why = str(error).splitlines()[0]
+            raise _UnreadableImage(f"cannot read the image {file}: {why}") from None
     return images
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from coresift.networks import MLP, Trainer
 from coresift.networks.images import Precision, Prepared
-from coresift.networks.layers import Standardise, input_tensor
+from coresift.networks.layers import Standardise, outputs_of
 from coresift.types import InputError
 
 # Labelled rows that are looked at to see whether training went well, and the share of features that should.
@@ -208,16 +208,24 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         extractor = self._fresh_network(x.shape[1], generator)
         augment: nn.Module | None = getattr(self, "augment", None)
         precision: Precision = getattr(self, "precision", "float32")
-        images = x.dtype == torch.uint8
-        if not images and augment is None and precision == "float32":
+        raw = self._stay_raw(x)
+        if not raw and augment is None and precision == "float32":
             return extractor
         before = [copy.deepcopy(augment)] if augment is not None else []
-        return Prepared(nn.Sequential(*before, *([scale] if images else [])), extractor, precision)
+        if raw:
+            # With the network it is trained in single precision, which is no loss to what evaluates bytes.
+            before.append(scale if x.dtype == torch.uint8 else copy.deepcopy(scale))
+        return Prepared(nn.Sequential(*before), extractor, precision)
 
-    @staticmethod
-    def _before_training(x: Tensor, scale: Standardise) -> Tensor:
-        """Rows to train on: standardised, but for images of bytes, which are so as they are used."""
-        return x if x.dtype == torch.uint8 else scale(x)
+    def _before_training(self, x: Tensor, scale: Standardise) -> Tensor:
+        """Rows to train on: standardised, but for images that are so as they are used."""
+        return x if self._stay_raw(x) else scale(x)
+
+    def _stay_raw(self, x: Tensor) -> bool:
+        """Whether rows are standardised only as they are used: bytes, to save memory, and images that
+        ``augment`` is to see as they are, with black borders and colours in their own range.
+        """
+        return x.dtype == torch.uint8 or (x.ndim == 4 and getattr(self, "augment", None) is not None)
 
     def _fresh_network(self, inputs: int, generator: torch.Generator) -> nn.Module:
         """A feature extractor with new weights, drawn from ``generator``."""
@@ -257,12 +265,10 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
     def _warn_of_dead_units(self, networks: Sequence[nn.Module], x: Tensor) -> None:
         """Too long a step can move a ReLU to where it is zero for every row, and it never comes back.
 
-        Each of ``networks`` makes features of rows like ``x`` (n, ...).
+        Each of ``networks``, in evaluation mode, makes features of rows like ``x`` (n, ...).
         """
         x = x[:_LOOKED_AT]
-        where = input_tensor(networks[0])
-        with torch.no_grad():
-            each = [network(x.to(where.device, where.dtype)) for network in networks]
+        each = [outputs_of(network, x) for network in networks]
         alive, num = [int((features != features[:1]).any(0).sum()) for features in each], each[0].shape[1]
         bad = [count for count in alive if count < _LEAST_ALIVE * num]
         if bad and bool((x != x[:1]).any()):
@@ -433,6 +439,8 @@ def _check_form(shape: tuple[int, ...], tabular: bool, of_bytes: bool) -> None:
     change = None
     if len(shape) == 3 and of_bytes and shape[1] > 4:
         change = "give grey images a channel, as X[:, None] does"
+        if shape[0] in (1, 3, 4):
+            change = f"one image alone is X[None]; to {change}"
     # Feature maps, of many channels and few pixels, are in order.
     if len(shape) == 4 and min(shape[1:3]) > 4 and shape[3] in (1, 3, 4):
         change = "bring the channels forward, as np.moveaxis(X, 3, 1) does"

@@ -37,7 +37,8 @@ class NeuralLinearClassifier(NetworkClassifier):
 
     Images as bytes stay so, on the GPU if they are tensors there, until a mini-batch of them is needed.
 
-    Batch norm in a network of one's own is evaluated by its running statistics.
+    Batch norm in a network of one's own is evaluated by its running statistics; after fewer than 50 steps,
+    which is too few for them, by those of the labelled rows.
 
     Parameters
     ----------
@@ -46,7 +47,8 @@ class NeuralLinearClassifier(NetworkClassifier):
         module.
     epochs, learning_rate, batch_size, weight_decay, schedule, least_steps : see `Trainer`; the decay is of
         the extractor alone, since the last layer has its prior, N(0, I).
-    augment : a module that changes rows at random in training, such as `Augment` for images.
+    augment : a module that changes rows at random in training, such as `Augment` for images; images are given
+        to it as they come, rows of a table standardised.
     covariance : of the last layer's weights: "diagonal" for mean-field inference, "full", or the number of
         factors that a low-rank one has beside the diagonal.
     num_predictive : how many draws of the weights a prediction averages over.
@@ -168,9 +170,13 @@ class NeuralLinearClassifier(NetworkClassifier):
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         scale = Standardise(tensors["network.0.mean"], tensors["network.0.deviation"])
         extractor = self._fresh_network(self.n_features_in_, torch.Generator())
-        prefix = "network.1."
-        extractor.load_state_dict(
-            {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-        )
+        for part, prefix in ((scale, "network.0."), (extractor, "network.1.")):
+            part.load_state_dict(
+                {
+                    name.removeprefix(prefix): value
+                    for name, value in tensors.items()
+                    if name.startswith(prefix)
+                }
+            )
         mean, deviation, factor = (tensors[f"head.{name}"] for name in ("mean", "deviation", "factor"))
         self._set_posterior(scale, extractor, SoftmaxPosterior(mean, deviation, factor, self.num_predictive))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from coresift.types import InputError
 
 # Images of bytes deviate by dozens; those between 0 and 1 by a half at most, standardised ones by about 1.
 _DEVIATION_OF_BYTES = 2
+# Beyond what images between 0 and 1 may hold, with what sharpening adds at edges.
+_BEYOND_ONE = 1.5
 # Images of a block that are looked at to see whether they are in the same units.
 _LOOKED_AT = 64
 # Rows that a network is given at a time, and the numbers in them, at most: what a wide network computes on
@@ -26,15 +29,30 @@ class Standardise(nn.Module):
     A large offset, such as a date's, is taken out before it can cost precision.
 
     It stands before every trained network, so rows of another form than those trained on are caught here.
+
+    Parameters
+    ----------
+    units : of the images that these are of: 255 for bytes, 1 for numbers between 0 and 1, 0 for any others;
+        where that is not known, images that deviate as much are taken for bytes.
     """
 
     mean: Tensor
     deviation: Tensor
+    units: Tensor  # of images only
 
-    def __init__(self, mean: Tensor, deviation: Tensor) -> None:
+    def __init__(self, mean: Tensor, deviation: Tensor, units: float | None = None) -> None:
         super().__init__()
         self.register_buffer("mean", mean.double())
         self.register_buffer("deviation", deviation.double())
+        if mean.ndim == 3:
+            if units is None:
+                units = 255.0 if bool((deviation > _DEVIATION_OF_BYTES).any()) else 0.0
+            self.register_buffer("units", self.mean.new_tensor(units))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        if self.mean.ndim == 3:  # models were once saved without
+            state_dict.setdefault(f"{prefix}units", self.units)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @classmethod
     def of(cls, x: Tensor) -> Standardise:
@@ -49,11 +67,13 @@ class Standardise(nn.Module):
             shares, levels = counts.double() / len(values), torch.arange(256.0, device=x.device).double()
             mean = shares @ levels
             deviation = (shares * (levels - mean[:, None]).square()).sum(1).sqrt()
-            return cls(mean.view(shape), torch.where(deviation > 0, deviation, 1.0).view(shape))
+            scale = torch.where(deviation > 0, deviation, 1.0)
+            return cls(mean.view(shape), scale.view(shape), _units(x, deviation))
         values = values.double()
         deviation = values.std(0, correction=0)
         varies = deviation > 1e-12 * values.abs().amax(0)  # beyond rounding
-        return cls(values.mean(0).view(shape), torch.where(varies, deviation, 1.0).view(shape))
+        scale = torch.where(varies, deviation, 1.0)
+        return cls(values.mean(0).view(shape), scale.view(shape), _units(x, deviation))
 
     def forward(self, x: Tensor) -> Tensor:
         check_shape(
@@ -64,17 +84,40 @@ class Standardise(nn.Module):
         return ((x - self.mean) / self.deviation).float()
 
     def _check_units(self, images: Tensor) -> None:
-        """Raise where images between 0 and 1 are given to a network that knows those between 0 and 255.
+        """Raise where images between 0 and 1 are given to a network that knows bytes, or the other way round.
 
-        Bytes as numbers are in order, however dark: they are whole.
+        Bytes as numbers are told by being whole, however dark they are; resized ones by being large. A bright
+        spot in other images makes no bytes of them.
         """
-        large = (self.deviation > _DEVIATION_OF_BYTES).any()
-        small = (images >= 0).all() & (images <= 1).all() & (images != images.round()).any()
-        if bool(large & small):
+        images = images.double()
+        whole = (images == images.round()).all()
+        small = (images >= 0).all() & (images <= 1).all() & ~whole
+        large = (images.mean() > _BEYOND_ONE) | (whole & (images > _BEYOND_ONE).any())
+        too_small, too_large = torch.stack([(self.units == 255) & small, (self.units == 1) & large]).tolist()
+        if too_small:
             raise InputError(
                 "the network was trained on bytes, 0 to 255, or images like them; these lie between 0 and 1: "
                 "multiply by 255"
             )
+        if too_large:
+            raise InputError(
+                "the network was trained on images between 0 and 1; these go up to "
+                f"{float(images.max()):g}: divide by 255 if they are bytes"
+            )
+
+
+def _units(images: Tensor, deviation: Tensor) -> float:
+    """What images (n, channels, height, width) that deviate so are in, see `Standardise`; 0 of other rows."""
+    if images.ndim != 4:
+        return 0.0
+    of_bytes = images.dtype == torch.uint8
+    if bool(images.min() < 0) or bool(images.max() > 255):
+        return 0.0
+    if bool(images.max() <= 1):  # bytes so dark may have brighter ones beside them
+        return 0.0 if of_bytes else 1.0
+    whole = of_bytes or bool((images == images.round()).all())
+    # Whole numbers that differ by little may as well be counts.
+    return 255.0 if whole and bool((deviation > _DEVIATION_OF_BYTES).any()) else 0.0
 
 
 class AppendOne(nn.Module):

@@ -10,7 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from coresift.networks.layers import rows_at_a_time
 from coresift.types import InputError
+
+# Running statistics of batch norm forget a tenth in each step: after so many, all but half a percent.
+_FEW_STEPS = 50
 
 
 class Stack:
@@ -40,6 +44,16 @@ class Stack:
         self._networks = list(networks)
         self.template = copy.deepcopy(networks[0]).to(device=device, dtype=dtype)
         self._stacked: Any = getattr(self.template, "stacked", None)
+        # What a frozen batch norm knows was learned elsewhere: its statistics as well as its weights.
+        self._norms: dict[str, Any] = {}
+        self._frozen_norms: list[nn.Module] = []
+        for name, layer in self.template.named_modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                own = list(layer.parameters(recurse=False))
+                if own and not any(value.requires_grad for value in own):
+                    self._frozen_norms.append(layer)
+                else:
+                    self._norms[name] = layer
         named = [dict(network.named_parameters()) for network in networks]
         none = torch.zeros(0)
         rows = [
@@ -106,15 +120,42 @@ class Stack:
         ]
         return torch.cat([torch.zeros(0, dtype=self.flat.dtype), *parts]).to(self.flat.device)
 
-    def settle(self, x: Tensor, rows: Tensor | None = None) -> None:
-        """Fix batch norm's statistics for evaluation to those of the labelled set, where the network can."""
+    @torch.no_grad()
+    def settle(self, x: Tensor, rows: Tensor | None = None, steps: Sequence[int] = ()) -> None:
+        """Fix batch norm's statistics for evaluation to those of the labelled set, where the network can, or
+        where it made so few steps that its running ones are still those that it began with.
+
+        Parameters
+        ----------
+        steps : (S,) how many each network made.
+        """
         if self._stacked is not None:
-            with torch.no_grad():
-                self._stacked({**self.parameters, **self.buffers}, x, rows, settle=True)
+            self._stacked({**self.parameters, **self.buffers}, x, rows, settle=True)
+        elif self._norms:
+            for position, made in enumerate(steps):
+                count = x.shape[1] if rows is None else int((rows[position] > 0).sum())
+                if 0 < made < _FEW_STEPS and count > 1:
+                    self._settle_one(position, x[position, :count])
+
+    def _settle_one(self, position: int, x: Tensor) -> None:
+        """Take the statistics of network ``position`` anew from its rows (n, ...), without noise."""
+        self.template.eval()
+        state = {name: value[position] for name, value in {**self.parameters, **self.buffers}.items()}
+        momenta = {name: layer.momentum for name, layer in self._norms.items()}
+        for name, layer in self._norms.items():
+            layer.train()
+            layer.momentum = None  # the plain mean over the parts
+            if layer.num_batches_tracked is not None:
+                state[f"{name}.num_batches_tracked"].zero_()
+        # Batch norm needs two rows at least.
+        for part in x.tensor_split(max(1, len(x) // max(2, rows_at_a_time(x.shape[1:])))):
+            functional_call(self.template, state, (part,))
+        for name, layer in self._norms.items():
+            layer.momentum = momenta[name]
 
     def __call__(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
         """Training-mode outputs: (S, n, ...) -> (S, n, ...); ``rows`` as in `MLP.stacked`."""
-        self.template.train()
+        self._train()
         state = {**self.parameters, **self.buffers}
         if self._stacked is not None:
             outputs: Tensor = self._stacked(state, x, rows)
@@ -124,12 +165,11 @@ class Stack:
             outputs: Tensor = functional_call(self.template, state, (x,))
             return outputs
 
-        norm = nn.modules.batchnorm._BatchNorm
-        if rows is not None and any(isinstance(layer, norm) for layer in self.template.modules()):
+        if rows is not None and (self._norms or self._frozen_norms):
             # Padding would enter the statistics of batch norm: each network sees its real rows alone.
             each = []
             for position, count in enumerate((rows > 0).sum(1).tolist()):
-                self.template.train(count > 1)  # a lone row has no variance, so it is seen as in evaluation
+                self._train(count > 1)  # a lone row has no variance, so it is seen as in evaluation
                 one = {name: value[position] for name, value in state.items()}
                 each.append(call(one, x[position, : max(count, 1)]))
             # Ones, since a feature of zero can have no gradient, and that would be multiplied by no share.
@@ -141,6 +181,11 @@ class Stack:
             return call({name: value.squeeze(0) for name, value in state.items()}, x.squeeze(0)).unsqueeze(0)
         together: Tensor = torch.vmap(call, randomness="different")(state, x)
         return together
+
+    def _train(self, mode: bool = True) -> None:
+        self.template.train(mode)
+        for layer in self._frozen_norms:
+            layer.eval()
 
     def cpu(self) -> Stack:
         """Move here, all networks in one transfer."""

@@ -237,7 +237,7 @@ class Trainer:
                 run(order, rate)
                 if self.progress:
                     advance(1)
-        stack.settle(data.x, rows)
+        stack.settle(data.x, rows, [epochs * len(self._split(size)) for size in data.sizes.tolist()])
 
     def _updates(self, stack: Stack) -> Callable[[Sequence[Tensor], Tensor, Tensor | None], None]:
         """What moves the weights: a function of gradients, learning rate and active networks, or ``None``."""

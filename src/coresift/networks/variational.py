@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from coresift.models.softmax import SoftmaxPosterior
 from coresift.networks.layers import AppendOne
 from coresift.networks.stack import Stack
 from coresift.networks.trainer import LabelledStack, Rows, take_rows
+
+if TYPE_CHECKING:
+    from coresift.models.softmax import SoftmaxPosterior
 
 
 class VariationalSoftmax(nn.Module):
@@ -101,6 +103,8 @@ class VariationalSoftmax(nn.Module):
 
     def posterior(self, num_predictive: int = 100) -> SoftmaxPosterior:
         """What was learned, in float64, for features with their constant."""
+        from coresift.models.softmax import SoftmaxPosterior  # not above: models import this module
+
         mean, deviation, factor = (value.detach().double() for value in self._shaped())
         return SoftmaxPosterior(mean, deviation, factor, num_predictive)
 
