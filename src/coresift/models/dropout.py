@@ -263,7 +263,8 @@ class DropoutRegressor(PlainRegressor, _Dropout):
         them out.
     num_predictive : how many sets of masks a prediction averages over.
     epochs, learning_rate, batch_size, weight_decay, schedule, least_steps : see `Trainer`.
-    augment : a module that changes rows at random in training, such as `Augment` for images.
+    augment : a module that changes rows at random in training, such as `Augment` for images; images are given
+        to it as they come, rows of a table standardised.
     random_state : seed of weights, shuffling and masks.
     device : where to train, "cpu" or "cuda".
     precision : "bfloat16" trains a network of one's own in half precision on a GPU.

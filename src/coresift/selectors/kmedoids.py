@@ -67,18 +67,18 @@ class KMedoids(Selector[Space]):
 
     def _choose(self, space: Space, account: Account, generator: torch.Generator) -> tuple[Floats, Floats]:
         candidates, pending = account.open.nonzero()[:, 0].cpu(), torch.from_numpy(account.pending)
-        others = account.open.logical_not().cpu()
-        others[pending] = False
-        excluded = others.nonzero()[:, 0] if isinstance(space, ColumnSpace) else pending[:0]
+        closed = account.open.logical_not().cpu()
+        closed[pending] = False
+        excluded = closed.nonzero()[:, 0] if isinstance(space, ColumnSpace) else pending[:0]
         at_hand = isinstance(space, VectorSpace) and isinstance(space.columns, InMemory)
         weights = torch.ones(len(candidates) + len(excluded), dtype=torch.float64)
         least = 2 * (account.budget + len(pending))
         size = max(self.max_points, least)
         if not at_hand and size < len(weights):
             num = max(round(size * len(candidates) / len(weights)), min(least, len(candidates)))
-            parts = [(candidates, num), (excluded, size - num)]
-            (candidates, some), (excluded, others) = (_sample(*part, generator) for part in parts)
-            weights = torch.cat([some, others])
+            candidates, open_weights = _sample(candidates, num, generator)
+            excluded, closed_weights = _sample(excluded, size - num, generator)
+            weights = torch.cat([open_weights, closed_weights])
         found = None
         if (not at_hand or len(candidates) <= self.max_points) and (fasterpam := _fasterpam()):
             # Pending points come last, so that positions below len(candidates) are those of candidates.
