@@ -344,3 +344,14 @@ def test_equal_scores_are_drawn_alike():
     score = Score(torch.zeros(100))
     draws = [GumbelTopB("softrank").select(score, 1, seed=seed).index[0] for seed in range(600)]
     assert abs(np.mean(draws) - 49.5) < 6  # five standard errors
+
+
+def test_short_vectors_are_not_lost_beside_long_ones():
+    """A factor of inner products has them all, over seven orders of magnitude of length."""
+    vectors = random_vectors(6, 30) * torch.logspace(-3, 4, 30, dtype=torch.float64)
+    index = torch.tensor([0, 3, 6, 9, 12, 28])
+    factor, _ = GramSpace(vectors.mT @ vectors).factor(index)
+    lengths = vectors[:, index].norm(dim=0)
+    gram = factor.mT @ factor / lengths / lengths[:, None]
+    units = vectors[:, index] / lengths
+    torch.testing.assert_close(gram, units.mT @ units, rtol=0, atol=1e-12)

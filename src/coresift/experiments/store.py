@@ -203,6 +203,7 @@ def pack(records: Sequence[Record], origins: Origins, path: Path) -> None:
     """
     kept = _unpack(path)[0] if path.exists() else []
     done = {(record.data, record.method, record.seed): record.done for record in records}
+    # Less than a finished run is an unfinished one, and less than either is none.
     lost = [one for one in kept if one.done > done.get((one.data, one.method, one.seed), -1)]
     if lost:
         names = ", ".join(dict.fromkeys(f"{one.method} on {one.data}" for one in lost))
