@@ -10,7 +10,8 @@ compared at the end, so that several processes can share the seeds.
 
 On CIFAR-10 the default ended 0.10 ± 0.05 points below maximum entropy with 16 seeds of one fit. What three
 new fits of each of these labelled sets would say was set before any was made: the two are level if the mean
-over all 16 seeds, of the new fits alone, is not below -0.05 points, which the tables round to none.
+over all 16 seeds, of the new fits alone, is not below -0.05 points, which the tables round to none. It was
++0.005 ± 0.029.
 """
 
 from __future__ import annotations
