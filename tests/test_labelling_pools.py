@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 from torch import nn
 
 from coresift.labelling import features as features_module
@@ -329,6 +329,21 @@ def test_images_that_cannot_be_read_are_named_together(tmp_path: Path, embedding
     for i in range(4, 30, 2):
         (folder / f"{i}.PNG").unlink()
     assert len(encode(open_pool(Reading(str(folder))), tmp_path, embedding=embedding)) == 17
+
+
+def test_no_image_starts_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow decodes EPS by Ghostscript, and looks at a file's content rather than at its name."""
+    ghostscript = tmp_path / "gs"
+    ghostscript.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    folder = write_images(tmp_path)
+    Image.new("RGB", (40, 40), "red").save(folder / "0.PNG", format="EPS")
+    with pytest.raises(InputError, match=r"cannot read 1 of the 12 images .*: 0.PNG; ") as caught:
+        write_features(open_pool(Reading(str(folder))), tmp_path / "features.npy")
+    assert not (tmp_path / "started").exists()
+    assert "PNG, JPEG" in str(caught.value)
 
 
 @pytest.mark.parametrize("embedding", [None, f"{__name__}:Averages"])

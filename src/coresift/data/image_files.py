@@ -10,12 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from coresift.types import Index, InputError
+
+if TYPE_CHECKING:
+    import PIL.Image
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 Shape: TypeAlias = tuple[int, int, int]
@@ -26,6 +29,8 @@ Arrays: TypeAlias = tuple[Array, Array, Array, Array]
 ROWS, COLUMNS = 500, 10
 PER_SHEET = ROWS * COLUMNS
 WEBP_LIMIT = 16383
+# Formats that Pillow decodes itself; for some others, such as EPS, it runs other programs on the file.
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +158,12 @@ def reading(path: Path, content: str) -> Iterator[None]:
         raise InputError(f"cannot read {path}: {reason}; it should hold {content}") from error
 
 
+def open_image(path: Path) -> PIL.Image.Image:
+    """Open an image of one of the ``FORMATS``, whatever its name says; all images are opened here."""
+    image: PIL.Image.Image = _pillow().open(path, formats=FORMATS)
+    return image
+
+
 def _pillow() -> Any:
     try:
         from PIL import Image
@@ -162,7 +173,6 @@ def _pillow() -> Any:
 
 
 def _read_split(labels: Path, shape: Shape) -> tuple[Pixels, Array]:
-    open_image = _pillow().open
     channels, height, width = shape
     with reading(labels, "an array of labels"):
         y: Array = np.load(labels)

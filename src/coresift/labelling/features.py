@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from coresift.data.image_files import FORMATS, open_image
 from coresift.labelling.pools import Block, ItemPool
 from coresift.progress import progress_bar
 from coresift.types import Floats, InputError
@@ -140,7 +141,7 @@ def _unreadable(pool: ItemPool) -> str:
     names = ", ".join(broken[:NAMED]) + (", ..." if len(broken) > NAMED else "")
     return (
         f"cannot read {len(broken)} of the {len(pool)} images in {pool.reading.path}: {names}; they are "
-        "broken or of no known kind: move them out of the folder"
+        f"broken, or their format is none of {', '.join(FORMATS)}: move them out of the folder"
     )
 
 
@@ -419,7 +420,7 @@ def _decoded(files: Sequence[Path], side: int) -> Features:
     images = np.empty((len(files), side, side, 3), np.float32)
     for place, file in zip(images, files, strict=True):
         try:
-            with Image.open(file) as opened:
+            with open_image(file) as opened:
                 opened.draft("RGB", (2 * side, 2 * side))  # lets a JPEG be decoded at a part of its size
                 image: Image.Image = ImageOps.exif_transpose(opened)
             if image.mode.startswith(("I", "F")):  # 16 bits and more, of which Pillow would keep the lowest 8

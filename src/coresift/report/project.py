@@ -19,6 +19,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageOps
 
+from coresift.data.image_files import open_image
 from coresift.labelling.records import CurvePoint, Round, State, Task
 from coresift.report.figures import error_with_forecast
 from coresift.report.page import Heading, Markup, Part, Picture, Table, page
@@ -27,7 +28,6 @@ from coresift.report.page import Heading, Markup, Part, Picture, Table, page
 BATCH_TEXT, OTHER_TEXT, NAME = 2000, 240, 80
 # Longest side of a thumbnail in pixels, and what all of them may weigh in bytes.
 THUMBNAIL, THUMBNAILS = 128, 1_500_000
-FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")  # read by Pillow itself, without other programs
 COLUMNS, CLASSES = 3, 25  # as many are shown of a table and of a bar chart
 WIDTH, HEIGHT, MARGIN = 480, 440, 16  # of the map
 
@@ -354,7 +354,7 @@ def _thumbnail(path: Path) -> str | None:
     """A small copy of a picture; nothing where it cannot be read."""
     buffer = io.BytesIO()
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with open_image(path) as image:
             image.thumbnail((THUMBNAIL, THUMBNAIL))
             small = ImageOps.exif_transpose(image).convert("RGBA")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
