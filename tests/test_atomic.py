@@ -4,8 +4,11 @@ import os
 import threading
 
 import pytest
+from typer.testing import CliRunner
 
 from coresift.atomic import replacing, write_text
+from coresift.cli import app
+from coresift.experiments.store import Log, pack
 
 
 def test_the_new_file_has_the_mode_of_any_other(tmp_path):
@@ -56,3 +59,41 @@ def test_two_writers_share_no_file(tmp_path):
         writer.join()
     assert path.read_text() in ("a" * 20_000, "b" * 20_000)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_no_writer_of_a_project_follows_a_planted_link(tmp_path):
+    """In a folder that others may write to, a link waits under a name that can be foreseen."""
+    victim, folder, out = tmp_path / "victim", tmp_path / "project", tmp_path / "out"
+    victim.write_text("mine")
+    rows = "".join(f"item-{row},{row},{'' if row > 9 else row % 2}\n" for row in range(20))
+    (tmp_path / "pool.csv").write_text(f"id,a,kind\n{rows}")
+    names = ["ledger.sqlite", "features.npy", "report.html", "all.csv", "all.parquet", "batch.csv"]
+    for where in (folder, out):
+        where.mkdir()
+        for name in names:
+            for planted in (f".{name}.new", f"{name}.new", f".{name}.partial", f".{name}.{os.getpid()}.new"):
+                (where / planted).symlink_to(victim)
+
+    for words in (
+        ["init", folder, "--pool", tmp_path / "pool.csv", "--target", "kind"],
+        ["select", folder, "--batch-size", "2", "--out", out / "batch.csv"],
+        ["report", folder, "--out", out / "report.html"],
+        ["export", folder, out / "all.csv"],
+        ["export", folder, out / "all.parquet"],
+    ):
+        done = CliRunner().invoke(app, [str(word) for word in words])
+        assert done.exit_code == 0, done.output + repr(done.exception)
+    assert victim.read_text() == "mine"
+    assert {path.name for path in out.iterdir() if not path.is_symlink()} == set(names[2:])
+
+
+def test_no_writer_of_experiments_follows_a_planted_link(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    for name in ("random.new", "rounds.new"):
+        (tmp_path / name).symlink_to(victim)
+    log = Log(tmp_path / "random.jsonl")
+    log.open({})
+    pack([], {}, tmp_path / "rounds.parquet")
+    assert victim.read_text() == "mine"
+    assert log.settings() == {}

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
+from coresift.atomic import replacing, write_text
 from coresift.loop import Round
 from coresift.types import InputError
 
@@ -162,9 +163,7 @@ class Log:
 
     def _replace(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write the whole file anew; whoever looks sees the old one or the new one."""
-        new = self.path.with_suffix(".new")
-        new.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        os.replace(new, self.path)
+        write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 @dataclass(frozen=True)
@@ -231,9 +230,8 @@ def pack(records: Sequence[Record], origins: Origins, path: Path) -> None:
     arrays = {name: pa.array([row[name] for row in rows], type=kind) for name, kind in columns.items()}
     described = json.dumps([[*name, asdict(origin)] for name, origin in origins.items()])
     table = pa.table(arrays).replace_schema_metadata({_ORIGINS: described})
-    new = path.with_suffix(".new")  # the old one may be all there is of these rounds
-    pq.write_table(table, new, compression="zstd")
-    os.replace(new, path)
+    with replacing(path) as file:  # the old one may be all there is of these rounds
+        pq.write_table(table, file, compression="zstd")
 
 
 def _unpack(path: Path) -> tuple[list[Record], Origins]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coresift.atomic import replacing
 from coresift.labelling.files import answer_columns, answer_parts, free_names, guarded
 from coresift.labelling.project import predicted
 from coresift.labelling.table_files import as_texts
@@ -65,24 +66,18 @@ def _write(path: Path, target: str, size: int, blocks: Iterator[dict[str, Any]])
         raise InputError(f"{path} should end in .parquet or .csv")
     if not path.absolute().parent.is_dir():
         raise InputError(f"there is no folder {path.parent} to write {path.name} into")
-    new = path.with_name(f".{path.name}.new")
     counts = {"labelled": 0, "predicted": 0}
     writer: Any = None
-    try:
-        with progress_bar("writing items", size) as advance:
-            for columns in blocks:
-                for count, name in (("labelled", target), ("predicted", "predicted")):
-                    counts[count] += len(columns[name]) - columns[name].null_count if name in columns else 0
-                if _is_text(path):  # which a spreadsheet may open
-                    columns = {guarded(name): _guarded(column) for name, column in columns.items()}
-                table = pa.table(columns)
-                writer = writer or writers[path.suffix.lower()](new, table.schema)
-                writer.write_table(table)
-                advance(len(table))
-        writer.close()
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+    with replacing(path) as file, ExitStack() as opened, progress_bar("writing items", size) as advance:
+        for columns in blocks:
+            for count, name in (("labelled", target), ("predicted", "predicted")):
+                counts[count] += len(columns[name]) - columns[name].null_count if name in columns else 0
+            if _is_text(path):  # which a spreadsheet may open
+                columns = {guarded(name): _guarded(column) for name, column in columns.items()}
+            table = pa.table(columns)
+            writer = writer or opened.enter_context(writers[path.suffix.lower()](file, table.schema))
+            writer.write_table(table)
+            advance(len(table))
     return counts
 
 

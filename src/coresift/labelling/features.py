@@ -7,19 +7,18 @@ encoded block by block, and memory does not grow with it.
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
+from coresift.atomic import replacing
 from coresift.data.image_files import FORMATS, open_image
 from coresift.labelling.pools import Block, ItemPool
 from coresift.progress import progress_bar
@@ -95,7 +94,7 @@ def _write_features(pool: ItemPool, path: Path, embedding: str | None, seed: int
     encoders = _learn(pool, embedding, seed)
     about = ", ".join(encoder.about for encoder in encoders)
     num_features = rows = 0
-    with _complete_or_absent(path) as file, progress_bar("reading the pool", len(pool)) as advance:
+    with replacing(path) as file, progress_bar("reading the pool", len(pool)) as advance:
         for block in (few for whole in pool.blocks() for few in _in_steps(whole)):
             parts = [encoder.encode(block) for encoder in encoders]
             features = np.concatenate(parts, axis=1, dtype=np.float32)  # (n, d)
@@ -143,20 +142,6 @@ def _unreadable(pool: ItemPool) -> str:
         f"cannot read {len(broken)} of the {len(pool)} images in {pool.reading.path}: {names}; they are "
         f"broken, or their format is none of {', '.join(FORMATS)}: move them out of the folder"
     )
-
-
-@contextmanager
-def _complete_or_absent(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name once all is written."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _learn(pool: ItemPool, embedding: str | None, seed: int) -> list[Encoder]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
-from uuid import uuid4
 
+from coresift.atomic import replacing
 from coresift.labelling.records import LARGEST, Answer, Chosen, Task
 from coresift.types import InputError
 
@@ -82,16 +81,12 @@ def write_batch(
             raise InputError(f"an item has the id {one.id!r}, which no CSV file can hold; rename it")
         cells = [one.id, "", "", "", str(one.rank), *(columns.get(name, "") for name in others)]
         writer.writerow([guarded(cell) for cell in cells])
-    new = path.with_name(f".{uuid4().hex}.csv")
     try:
-        # The mark at the start tells spreadsheets that this is UTF-8.
-        new.write_bytes(text.getvalue().encode("utf-8-sig"))
-        os.replace(new, path)
+        with replacing(path) as file:
+            # The mark at the start tells spreadsheets that this is UTF-8.
+            file.write(text.getvalue().encode("utf-8-sig"))
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; name a file in a folder of yours") from None
-    finally:
-        with suppress(OSError):
-            new.unlink()
 
 
 def read_content(path: Path) -> bytes:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from coresift.atomic import replacing
 from coresift.errors import InputError
 from coresift.labelling.records import Answer, Chosen, Round, State
 
@@ -218,9 +219,10 @@ class Ledger:
         known : labels that are there from the start, by position.
         answers, source, fingerprint : further ones from a file, as in `add_answers`.
         """
-        new = path.with_name(path.name + ".new")
-        new.unlink(missing_ok=True)
-        with closing(sqlite3.connect(new, isolation_level=None)) as connection:
+        with (
+            replacing(path) as file,
+            closing(sqlite3.connect(file.name, isolation_level=None)) as connection,
+        ):
             connection.executescript(_TABLES)
             connection.execute("BEGIN")
             at = now()
@@ -255,7 +257,6 @@ class Ledger:
                     )
             connection.execute(f"PRAGMA user_version = {VERSION}")
             connection.execute("COMMIT")
-        os.replace(new, path)
         return cls(path)
 
     def close(self) -> None:

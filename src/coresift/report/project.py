@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -19,6 +18,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageOps
 
+from coresift.atomic import write_text
 from coresift.data.image_files import open_image
 from coresift.labelling.records import CurvePoint, Round, State, Task
 from coresift.report.figures import error_with_forecast
@@ -92,13 +92,8 @@ class ProjectReport:
 def write_project_report(report: ProjectReport, path: Path) -> None:
     """Write the page; whoever looks sees the old one or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        # Half a surrogate pair, as in the name of a file that is not UTF-8, becomes a question mark.
-        new.write_text(project_page(report), encoding="utf-8", errors="replace")
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+    # Half a surrogate pair, as in the name of a file that is not UTF-8, becomes a question mark.
+    write_text(path, project_page(report), errors="replace")
 
 
 def project_page(report: ProjectReport) -> str:
