@@ -78,6 +78,27 @@ def killed(fresh, tmp_path, words, longest, rng):
     return project, said.read_text() if said.exists() else ""
 
 
+def test_init_killed(fresh, tmp_path):
+    def words(project):
+        return "init", project, "--pool", fresh / "pool.csv", "--target", "kind"
+
+    longest = finish(tmp_path / "said", *words(tmp_path / "whole"))
+    rng, found = np.random.default_rng(3), []
+    for number in range(8):
+        project = tmp_path / f"project-{number}"
+        child = start(tmp_path / "said", *words(project))
+        time.sleep(rng.uniform(0, 1.1 * longest))
+        child.kill()
+        child.join()
+        found.append((project / "ledger.sqlite").exists())
+        if not found[-1]:
+            finish(tmp_path / "said", *words(project))
+        with Project(project) as opened:
+            assert opened.ledger.damage() is None
+            assert len(opened.ledger) == len(opened.features) == 300 and len(opened.labels()[0]) == 20
+    assert False in found
+
+
 def test_select_killed(fresh, tmp_path):
     def words(project):
         return "select", project, "--batch-size", 10, "--out", tmp_path / "batch.csv"

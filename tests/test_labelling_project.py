@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coresift.cli import app
+from coresift.labelling import project as project_module
 from coresift.labelling.features import write_features
 from coresift.labelling.project import Project
 
@@ -559,6 +560,51 @@ def test_an_init_that_fails_late_can_be_repeated(tmp_path, monkeypatch):
         CliRunner().invoke(app, [*map(str, words), "--task", "classification"])
     assert not (tmp_path / "project" / "features.npy").exists()
     run(*words, "--task", "classification")
+
+
+def test_an_init_sees_the_project_that_another_made_while_it_took_the_lock(tmp_path, monkeypatch):
+    np.save(tmp_path / "pool.npy", np.random.default_rng(0).normal(size=(20, 3)))
+    folder = tmp_path / "project"
+    words = "init", folder, "--pool", tmp_path / "pool.npy", "--target", "kind", "--task", "classification"
+    lock = project_module._writing
+
+    def after_another(*given):
+        monkeypatch.undo()
+        run(*words)
+        (tmp_path / "labels.csv").write_text("id,kind\n1,yes\n2,no\n3,yes\n")
+        run("ingest", folder, tmp_path / "labels.csv")
+        return lock(*given)
+
+    monkeypatch.setattr(project_module, "_writing", after_another)
+    assert "is a project already" in run(*words, code=2)
+    with Project(folder) as opened:
+        assert len(opened.labels()[0]) == 3 and opened.features.shape == (20, 3)
+
+
+@pytest.mark.parametrize("moved", [(), ("features.npy",)])
+def test_what_an_init_that_was_killed_left_is_in_nobodys_way(tmp_path, moved):
+    np.save(tmp_path / "pool.npy", np.random.default_rng(0).normal(size=(20, 3)))
+    folder = tmp_path / "project"
+    words = "init", folder, "--pool", tmp_path / "pool.npy", "--target", "kind", "--task", "classification"
+    run(*words)
+    made = folder / project_module.UNFINISHED
+    made.mkdir()
+    for name in {"features.npy", "ledger.sqlite"}.difference(moved):
+        (folder / name).rename(made / name)
+    run(*words)
+    assert not made.exists() and say("status", folder)["counts"]["unlabelled"] == 20
+
+
+def test_features_of_somebody_else_stay_where_an_init_was_killed(tmp_path):
+    np.save(tmp_path / "pool.npy", np.random.default_rng(0).normal(size=(20, 3)))
+    folder = tmp_path / "project"
+    made = folder / project_module.UNFINISHED
+    made.mkdir(parents=True)
+    for place in (folder, made):
+        np.save(place / "features.npy", np.ones((4, 2)))
+    words = "init", folder, "--pool", tmp_path / "pool.npy", "--target", "kind", "--task", "classification"
+    assert "has no ledger.sqlite, but a features.npy" in run(*words, code=2)
+    assert np.load(folder / "features.npy").shape == (4, 2)
 
 
 def test_a_folder_that_cannot_be_written_to(project, tmp_path, monkeypatch):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,6 +44,8 @@ from coresift.strategies import DEFAULT, find_strategy, select
 from coresift.types import Index, InputError
 
 FEATURES, LOCK = "features.npy", ".lock"
+# The folder in a project's folder where `Project.create` makes its files; it is gone once they are there.
+UNFINISHED = ".coresift-init"
 # With fewer labels than this a model knows too little to choose by.
 LEAST_LABELS = 10
 # Spread over the features alone, by points in the middle of others: oddities teach a first model little.
@@ -209,14 +213,12 @@ class Project:
         embedding : what makes features of texts or images, see `write_features`.
         """
         folder = Path(folder)
-        if (folder / LEDGER).exists():
-            raise InputError(f"{folder} is a project already; go on with coresift select, or name another")
+        _check_nothing_is_lost(folder, Path(reading.path))
         if reading.target is None:
             raise InputError("say what is to be learned: --target COLUMN")
         answer_parts(reading.target)  # raises for a name that answers need
         if reading.target in RESERVED:
             raise InputError(f"--target is {reading.target!r}, which is a column of exports; rename it")
-        _check_nothing_is_lost(folder, Path(reading.path))
         if classes is not None:
             classes = tuple(dict.fromkeys(map(plain_class, classes)))
         try:
@@ -224,6 +226,8 @@ class Project:
         except OSError as error:
             raise InputError(f"cannot make the folder {folder}: {error.strerror}") from None
         with _writing(folder):
+            # Once more: another init may have ended since.
+            _check_nothing_is_lost(folder, Path(reading.path))
             with _readable(reading.path):
                 pool = open_pool(reading)
             said = {position: text for position, text in enumerate(pool.targets() or ()) if text is not None}
@@ -264,8 +268,8 @@ class Project:
                 _check_classes(known, classes, task)
             with _readable(reading.path):  # before its features are made: it may change while that goes on
                 fingerprint, stamp = pool.fingerprint(), _stamp(Path(pool.reading.path))
-            try:
-                facts = write_features(pool, folder / FEATURES, embedding=embedding, seed=seed)
+            with _unfinished(folder) as new:
+                facts = write_features(pool, new / FEATURES, embedding=embedding, seed=seed)
                 settings = Settings(
                     reading=pool.reading,
                     kind=pool.kind,
@@ -284,11 +288,10 @@ class Project:
                     "passed_over": passed_over,
                 }
                 source = () if labels is None else (answers, labels.name, _fingerprint_of(content))
-                Ledger.create(folder / LEDGER, ids, facts_kept, known, *source).close()
-            except BaseException:
-                # Without a ledger they would be in the way of the next attempt.
-                (folder / FEATURES).unlink(missing_ok=True)
-                raise
+                Ledger.create(new / LEDGER, ids, facts_kept, known, *source).close()
+                # The ledger comes last: with it, the folder is a project.
+                for name in (FEATURES, LEDGER):
+                    os.replace(new / name, folder / name)
         return cls(folder)
 
     def close(self) -> None:
@@ -768,10 +771,39 @@ def _writing(folder: Path, wait: float = 0.0) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _unfinished(folder: Path) -> Iterator[Path]:
+    """Give a folder to make a project's files in, and remove what an init that was cut short left."""
+    new = folder / UNFINISHED
+    _remove_unfinished(folder)
+    new.mkdir()
+    try:
+        yield new
+    finally:
+        _remove_unfinished(folder)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    if _is_leftover(folder):
+        (folder / FEATURES).unlink(missing_ok=True)
+    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
+
+
+def _is_leftover(folder: Path) -> bool:
+    """Whether the features in a folder without a ledger are those of an init that was cut short.
+
+    That init had both files and had moved one of them.
+    """
+    new = folder / UNFINISHED
+    return (new / LEDGER).exists() and not (new / FEATURES).exists()
+
+
 def _check_nothing_is_lost(folder: Path, pool: Path) -> None:
     """Raise where a new project would be written over what is there."""
+    if (folder / LEDGER).exists():
+        raise InputError(f"{folder} is a project already; go on with coresift select, or name another")
     features = folder / FEATURES
-    if not features.exists():
+    if not features.exists() or _is_leftover(folder):
         return
     if features.resolve() == pool.resolve():
         raise InputError(
@@ -779,7 +811,7 @@ def _check_nothing_is_lost(folder: Path, pool: Path) -> None:
         )
     raise InputError(
         f"{folder} has no {LEDGER}, but a {FEATURES} that a project would be written over; name another "
-        "folder, or remove it if it is left of an init that was cut short"
+        "folder, or remove it if it is left of a project"
     )
 
 
