@@ -421,6 +421,40 @@ def test_nothing_is_chosen_that_cannot_be_written(project, tmp_path):
         assert "is the pool" in run(*words, tmp_path / "pool.parquet", code=2)
 
 
+def test_a_batch_that_cannot_be_written_is_not_chosen(project, tmp_path):
+    folder, _ = project
+    run("select", folder, "--batch-size", 5, "--out", tmp_path / "batch.csv")
+    # The first name is too long; no user may make a file like the second.
+    for out in (tmp_path / f"{'x' * 256}.csv", Path("/proc/self/batch.csv")):
+        text = run("select", folder, "--batch-size", 5, "--more", "--out", out, code=2)
+        assert "cannot write" in text or "there is no folder" in text
+    assert say("status", folder)["counts"]["pending"] == 5
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["batch.csv", "pool.parquet", "project"]
+
+
+def test_a_batch_that_cannot_be_shown_is_not_chosen(project, tmp_path, monkeypatch):
+    folder, _ = project
+    monkeypatch.setattr(Project, "describe", lambda *_: 1 / 0)
+    words = "select", folder, "--batch-size", 5, "--out", tmp_path / "batch.csv"
+    assert isinstance(CliRunner().invoke(app, [str(word) for word in words]).exception, ZeroDivisionError)
+    assert say("status", folder)["counts"]["pending"] == 0 and not (tmp_path / "batch.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ({"id": [f"item\0{row}" for row in range(N)]}, "no CSV file can hold"),
+        ({"when": pa.array([0] * 7 + [10**18] * (N - 7), pa.timestamp("us"))}, "row 7, column 'when'"),
+        ({"when": pa.array(range(N), pa.timestamp("s", "Mars/Olympus"))}, "time zones have to be known"),
+    ],
+)
+def test_an_init_refuses_what_no_batch_could_show(tmp_path, column, said):
+    pool(tmp_path / "pool.parquet", **column)
+    words = "init", tmp_path / "project", "--pool", tmp_path / "pool.parquet", "--target", "kind"
+    assert said in run(*words, "--features", "a,b", code=2)
+    assert not (tmp_path / "project" / "ledger.sqlite").exists()
+
+
 @pytest.mark.parametrize("name", ["ledger.sqlite", "ledger.sqlite-wal", "features.npy", ".lock"])
 def test_the_project_is_not_written_over(project, name):
     folder, _ = project

@@ -18,7 +18,7 @@ from coresift.errors import InputError
 if TYPE_CHECKING:
     from coresift.labelling.ledger import Correction
     from coresift.labelling.project import Project
-    from coresift.labelling.records import Chosen, Round
+    from coresift.labelling.records import Round
 
 # Imports are inside the commands: the others should not wait for them.
 
@@ -198,9 +198,7 @@ def select(
         )
         if out is not None:  # before anything is chosen that could then not be written
             _check_batch_file(opened, out)
-        made, again = opened.next_round(request, more, wait)
-        if out is not None:
-            _write_batch(opened, made.batch, out)
+        made, again = opened.next_round(request, more, wait, out=out)
         lines = [
             f"round {made.number}: {len(made.batch)} items by {made.strategy}, after {made.labels} labels"
             + (" (chosen before, and nothing came in since)" if again else "")
@@ -239,19 +237,15 @@ def _shortage(project: Project, made: Round, out: Path | None) -> str | None:
 
 
 def _check_batch_file(project: Project, out: Path) -> None:
-    project.check_replaceable(out)
+    try:
+        project.check_replaceable(out)
+    except OSError as error:  # such as of a name that is too long
+        raise InputError(f"cannot write {out}: {error.strerror}") from None
     if out.suffix.lower() != ".csv":
         raise InputError(f"{out} should end in .csv")
     if not out.absolute().parent.is_dir():
         raise InputError(f"there is no folder {out.parent} to write {out.name} into")
     len(project.pool)  # raises where it is gone, or another by now
-
-
-def _write_batch(project: Project, batch: Sequence[Chosen], out: Path) -> None:
-    from coresift.labelling.files import write_batch
-
-    described = project.describe([one.position for one in batch])
-    write_batch(out, project.target, batch, described, project.settings.reading.id)
 
 
 def pending(
@@ -265,7 +259,7 @@ def pending(
     with Project(project) as opened:
         _check_batch_file(opened, out)
         waiting = opened.pending()
-        _write_batch(opened, waiting, out)
+        opened.write_batch(out, waiting)
     _say(json, {"pending": len(waiting), "out": str(out)}, f"{len(waiting)} items that are out: {out}")
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
 
-from coresift.atomic import replacing
+from coresift.atomic import replacing, sync
 from coresift.labelling.records import LARGEST, Answer, Chosen, Task
 from coresift.types import InputError
 
@@ -51,6 +51,7 @@ def write_batch(
     batch: Sequence[Chosen],
     described: Sequence[Mapping[str, str]],
     id_column: str | None = None,
+    commit: Callable[[], None] = lambda: None,
 ) -> None:
     """Write a batch for the people who label it.
 
@@ -66,6 +67,8 @@ def write_batch(
     batch : the items.
     described : for each of them what helps to label it, by column.
     id_column : the pool's own name for the ids.
+    commit : is called when all is written to the disk, just before the file takes its name. Where it raises
+        an error, the file that was there stays.
     """
     if path.suffix.lower() != ".csv":
         raise InputError(f"cannot write {path}: its name should end in .csv")
@@ -77,16 +80,25 @@ def write_batch(
     writer = csv.writer(text)  # ends lines as RFC 4180 has it, and so quotes both characters of a line's end
     writer.writerow([guarded(name) for name in header])
     for one, columns in zip(batch, described, strict=True):
-        if not one.id.strip() or _UNWRITABLE.search(one.id):
+        if not is_writable(one.id):
             raise InputError(f"an item has the id {one.id!r}, which no CSV file can hold; rename it")
         cells = [one.id, "", "", "", str(one.rank), *(columns.get(name, "") for name in others)]
         writer.writerow([guarded(cell) for cell in cells])
+    advice = "name a file in a folder of yours"
     try:
         with replacing(path) as file:
             # The mark at the start tells spreadsheets that this is UTF-8.
             file.write(text.getvalue().encode("utf-8-sig"))
+            sync(file)
+            commit()
+            advice = "its items are pending: write them to another file with coresift pending"
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; name a file in a folder of yours") from None
+        raise InputError(f"cannot write {path}: {error.strerror}; {advice}") from None
+
+
+def is_writable(name: str) -> bool:
+    """Whether a CSV file can hold this id, such that it is read back as it was."""
+    return bool(name.strip()) and not _UNWRITABLE.search(name)
 
 
 def read_content(path: Path) -> bytes:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coresift.data.readers import _is_number
+from coresift.labelling.files import is_writable
 from coresift.labelling.records import LARGEST
 from coresift.labelling.table_files import (
     USABLE,
@@ -128,6 +129,15 @@ class ItemPool(ABC):
     def groups(self) -> list[str] | None:
         """The group that each belongs to."""
         return None
+
+    def check_writable(self) -> None:
+        """Raise for an item that no batch could show: by its id, or by what stands in its columns."""
+        for row, name in enumerate(self.ids()):
+            if not is_writable(name):
+                raise InputError(
+                    f"{self.reading.path} has the id {name!r} in row {row}, which no CSV file can hold: "
+                    "rename the item"
+                )
 
     @abstractmethod
     def describe(self, positions: Positions) -> list[dict[str, str]]:
@@ -348,6 +358,10 @@ class TablePool(ItemPool):
             for row, values in zip(rows.tolist(), zip(*columns, strict=True), strict=True):
                 shown[row] = {name: value or "" for name, value in zip(names, values, strict=True)}
         return [dict(shown.get(row, {})) for row in position.tolist()]
+
+    def check_writable(self) -> None:
+        super().check_writable()
+        self._file.check_dates(self._shown())
 
     def own_columns(self, *, as_text: bool) -> Iterator[dict[str, Any]]:
         names = self._shown()

@@ -8,7 +8,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, field
 from functools import cached_property
@@ -33,6 +33,7 @@ from coresift.labelling.files import (
     plain_number,
     read_answers,
     read_content,
+    write_batch,
 )
 from coresift.labelling.ledger import NAME as LEDGER
 from coresift.labelling.ledger import Ingested, Labelled, Ledger, now
@@ -230,6 +231,7 @@ class Project:
             _check_nothing_is_lost(folder, Path(reading.path))
             with _readable(reading.path):
                 pool = open_pool(reading)
+                pool.check_writable()
             said = {position: text for position, text in enumerate(pool.targets() or ()) if text is not None}
             known = {
                 position: plain_class(text) for position, text in said.items() if is_label(text, classes)
@@ -494,7 +496,9 @@ class Project:
         """Choose the next batch of so many items and write it down."""
         return self.next_round(Request(batch_size))[0]
 
-    def next_round(self, request: Request, more: bool = False, wait: float = 0.0) -> tuple[Round, bool]:
+    def next_round(
+        self, request: Request, more: bool = False, wait: float = 0.0, *, out: Path | None = None
+    ) -> tuple[Round, bool]:
         """Choose the next batch and write it down; and whether it is the last one again.
 
         Asked the same twice with nothing new between, it gives the same batch, and nothing is chosen twice.
@@ -503,6 +507,7 @@ class Project:
         ----------
         more : choose a further batch, even though nothing came in since the last.
         wait : seconds to wait for another program that is writing.
+        out : a CSV file for the batch. Where it cannot be written, nothing is chosen.
         """
         with self.writing(wait):
             rounds = self.ledger.rounds()
@@ -510,10 +515,26 @@ class Project:
             if rounds and not more:
                 last = rounds[-1]
                 if self.ledger.nothing_since(last.number) and last.asked == json.loads(json.dumps(asked)):
+                    if out is not None:
+                        self.write_batch(out, last.batch)
                     return last, True
             made = self._choose(request, asked, len(rounds) + 1)
-            self.ledger.add_round(made, self._positions(request.exclude))
+
+            def commit() -> None:
+                self.ledger.add_round(made, self._positions(request.exclude))
+
+            if out is None:
+                commit()
+            else:
+                self.write_batch(out, made.batch, commit)
             return made, False
+
+    def write_batch(
+        self, out: Path, batch: Sequence[Chosen], commit: Callable[[], None] = lambda: None
+    ) -> None:
+        """Write items to a CSV file for the people who label them; see `files.write_batch`."""
+        described = self.describe([one.position for one in batch])
+        write_batch(out, self.target, batch, described, self.settings.reading.id, commit)
 
     def reopen(self, ids: Sequence[str]) -> int:
         """Let items be chosen again that are pending, skipped or excluded; how many these were."""

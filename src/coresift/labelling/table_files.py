@@ -21,6 +21,8 @@ Rows: TypeAlias = npt.NDArray[np.int64]
 
 # Kinds of columns to learn from.
 USABLE = ("number", "date", "category")
+# What Arrow raises for a date that Python cannot hold, or whose time zone is not known.
+_NO_TEXT = (OverflowError, ValueError)
 
 
 class TableFile(ABC):
@@ -52,11 +54,20 @@ class TableFile(ABC):
         """What stands in each of the columns, and the positions of its rows; see `rows`."""
         # Asked for no column, the reader of CSV gives all.
         for rows, batch in self.rows(names, as_text=True, wanted=wanted) if names else ():
-            yield rows, [as_texts(batch.column(name)) for name in names]
+            try:
+                columns = [as_texts(batch.column(name)) for name in names]
+            except _NO_TEXT:
+                self.check_dates(names)
+                raise
+            yield rows, columns
 
     def typed(self, names: Sequence[str]) -> Iterator[Any]:
         """All rows by record batches, with the types of the file; see `CsvFile` for one that has none."""
         return (batch for _, batch in self.rows(names, as_text=True))
+
+    @abstractmethod
+    def check_dates(self, names: Sequence[str]) -> None:
+        """Raise for a date in these columns that cannot be shown to people; see `as_texts`."""
 
 
 class CsvFile(TableFile):
@@ -144,6 +155,9 @@ class CsvFile(TableFile):
             ]
             yield pa.record_batch(columns, list(names))
 
+    def check_dates(self, names: Sequence[str]) -> None:
+        pass  # They are text, which is shown as it stands.
+
 
 class ParquetFile(TableFile):
     """A Parquet file, read by its row groups."""
@@ -171,12 +185,30 @@ class ParquetFile(TableFile):
             if wanted is None or np.searchsorted(wanted, start) < np.searchsorted(wanted, stop):
                 with _explained(self._path):
                     batches = self._file.iter_batches(BLOCK, row_groups=[group], columns=list(names))
-                    yield from _pick(batches, start, wanted)
+                    for rows, batch in _pick(batches, start, wanted):
+                        batch.validate(full=True)  # texts that are not UTF-8 would fail later
+                        yield rows, batch
             start = stop
+
+    def check_dates(self, names: Sequence[str]) -> None:
+        dates = [name for name in names if self.kinds[name] == "date"]
+        for rows, batch in self.rows(dates, as_text=True) if dates else ():
+            for name in dates:
+                column = batch.column(name)
+                if _has_text(_extremes(column)):
+                    continue
+                row = next(row for row in range(len(column)) if not _has_text(column.slice(row, 1)))
+                raise InputError(
+                    f"{self._path} has a date in row {rows[row]}, column {name!r}, that cannot be shown; "
+                    f"years go from 1 to 9999, and time zones have to be known ({column.type}): correct it"
+                )
 
 
 def as_texts(column: Any) -> list[str | None]:
-    """What an Arrow array holds, as text; ``None`` for missing values."""
+    """What an Arrow array holds, as text; ``None`` for missing values.
+
+    Dates have to be in the range of Python's, and in a time zone that is known.
+    """
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -190,6 +222,25 @@ def as_texts(column: Any) -> list[str | None]:
         # Python's times have no nanoseconds.
         column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
     return [None if value is None else str(value) for value in column.to_pylist()]
+
+
+def _has_text(column: Any) -> bool:
+    """Whether `as_texts` can show an Arrow array."""
+    try:
+        as_texts(column)
+    except _NO_TEXT:
+        return False
+    return True
+
+
+def _extremes(dates: Any) -> Any:
+    """The first and the last date of an Arrow array."""
+    import pyarrow as pa
+    import pyarrow.compute as compute
+
+    if pa.types.is_dictionary(dates.type):
+        dates = dates.dictionary_decode()
+    return pa.array(compute.call_function("min_max", [dates]).values(), dates.type)
 
 
 def as_numbers(column: Any) -> Floats:
