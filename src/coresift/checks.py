@@ -80,7 +80,7 @@ def check_covariance(matrix: Tensor, what: str = "covariance") -> Tensor:
 
 
 def check_whole(value: object, least: int, name: str) -> int:
-    """Raise unless ``value`` is a whole number, and large enough.
+    """Return ``value`` as an int of Python; raise unless it is a whole number, and large enough.
 
     >>> check_whole(2.5, 1, "refit_every")
     Traceback (most recent call last):
@@ -97,12 +97,15 @@ def check_switch(value: object, name: str) -> None:
         raise InputError(f"{name} is {value!r}, expected true or false")
 
 
-def check_budget(budget: int, size: int) -> None:
-    """Raise unless ``budget`` is a whole number between 1 and the ``size`` of the pool."""
-    if isinstance(budget, bool) or not isinstance(budget, int | np.integer) or budget < 1:
-        raise InputError(f"budget is {budget!r}, expected a whole number of at least 1")
-    if budget > size:
-        raise InputError(f"budget is {budget}, but the pool holds {size} points")
+def check_budget(budget: object, size: int) -> int:
+    """Return ``budget`` as an int of Python; raise unless it is between 1 and the ``size`` of the pool.
+
+    Integers of NumPy wrap around: ``np.uint64(3) - 5`` is a large number, not -2.
+    """
+    number = check_whole(budget, 1, "budget")
+    if number > size:
+        raise InputError(f"budget is {number}, but the pool holds {size} points")
+    return number
 
 
 def check_index(index: Iterable[int], size: int, what: str) -> Index:
@@ -117,8 +120,9 @@ def check_index(index: Iterable[int], size: int, what: str) -> Index:
     if array.size == 0:
         return np.empty(0, dtype=np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
+        mask = "; of a mask, pass np.flatnonzero(mask)" if array.dtype.kind == "b" else ""
         raise InputError(
-            f"{what} has shape {array.shape} and type {array.dtype}, expected a list of whole numbers"
+            f"{what} has shape {array.shape} and type {array.dtype}, expected a list of whole numbers{mask}"
         )
     wrong = array[(array < 0) | (array >= size)]
     if len(wrong):

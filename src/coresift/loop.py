@@ -184,15 +184,17 @@ class Simulation:
     workers: int = 1
 
     def __post_init__(self) -> None:
-        if self._test_size < 1 or self.workers < 1:
+        for name, least in (("first", 1), ("batch", 1), ("budget", 0), ("num_test", 1), ("workers", 1)):
+            if getattr(self, name) is not None or name != "num_test":
+                object.__setattr__(self, name, check_whole(getattr(self, name), least, name))
+        if self._test_size < 1:
             raise InputError(
-                f"test_share {self.test_share} keeps {self._test_size} rows for testing, with {self.workers} "
-                "workers; expected at least one of each"
+                f"test_share {self.test_share} keeps {self._test_size} rows for testing, expected one or more"
             )
         if len(self.x) != len(self.y):
             raise InputError(f"x holds {len(self.x)} rows, but y {len(self.y)} labels")
         needed, have = self.first + self.budget, len(self.x) - self._test_size
-        if min(self.first, self.batch, self.budget + 1) < 1 or needed > have:
+        if needed > have:
             raise InputError(
                 f"{self.first} first labels and {self.budget} bought in batches of {self.batch} cannot come "
                 f"from the {have} rows that are not kept for testing"
@@ -229,6 +231,7 @@ class Simulation:
 
         A model of one class can tell nothing apart: if all would be of one, the last makes room for another.
         """
+        seed = check_whole(seed, 0, "seed")
         order = self._order(seed)[self._test_size :]
         rows, others = order[: self.first], order[self.first :]
         if isinstance(self.model, ClassifierMixin):

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from coresift.checks import check_finite
+from coresift.checks import check_finite, check_whole
 from coresift.progress import progress_bar
 from coresift.types import Chunk, InputError
 
@@ -65,8 +65,7 @@ class ArrayPool:
     chunk_size: int = 65536
 
     def __post_init__(self) -> None:
-        if self.chunk_size < 1:
-            raise InputError(f"chunk_size is {self.chunk_size}, expected at least 1")
+        object.__setattr__(self, "chunk_size", check_whole(self.chunk_size, 1, "chunk_size"))
         if self.rows.ndim < 2:
             raise InputError(f"a pool needs rows and columns, got shape {tuple(self.rows.shape)}")
         if len(self.rows) == 0:
@@ -145,9 +144,7 @@ class NumpyPool:
     """
 
     def __init__(self, path: str | Path, chunk_size: int = 65536) -> None:
-        self.path, self.chunk_size = Path(path), chunk_size
-        if chunk_size < 1:
-            raise InputError(f"chunk_size is {chunk_size}, expected at least 1")
+        self.path, self.chunk_size = Path(path), check_whole(chunk_size, 1, "chunk_size")
         if not self.path.is_dir():
             raise InputError(f"there is no folder {path}")
         self.files = sorted(file for file in self.path.iterdir() if file.suffix.lower() == ".npy")
@@ -267,9 +264,7 @@ class ArrowPool:
         import pyarrow as pa
         import pyarrow.dataset
 
-        self.path, self.chunk_size = Path(path), chunk_size
-        if chunk_size < 1:
-            raise InputError(f"chunk_size is {chunk_size}, expected at least 1")
+        self.path, self.chunk_size = Path(path), check_whole(chunk_size, 1, "chunk_size")
         files = _data_files(self.path)
         self._format = kind = "parquet" if files[0].suffix.lower() in _PARQUET else "ipc"
         self._files = names = [str(file) for file in files]

@@ -340,7 +340,7 @@ def select(
     """
     method = find_strategy(strategy)
     source, posterior, known = _model(pool, posterior, probs, means, variances, labelled)
-    check_budget(budget, len(source))
+    budget = check_budget(budget, len(source))
     if pool is not None and (probs is not None or means is not None) and features is None:
         features = pool
     seen = None if features is None else as_pool(features)
@@ -361,13 +361,14 @@ def select(
         labelled=known,
         features=seen,
         labelled_features=None if seen is None else _labelled(labelled_features, seen),
-        num_samples=default_num_samples(budget) if num_samples is None else num_samples,
+        num_samples=default_num_samples(budget)
+        if num_samples is None
+        else check_whole(num_samples, 2, "num_samples"),
         generator=make_generator(seed),
         exact=exact,
         memory=limit,
         half=half,
     )
-    check_whole(problem.num_samples, 2, "num_samples")
     if engine == "ray":
         from coresift.engines.ray import select_on_ray
 

@@ -67,4 +67,6 @@ def make_generator(seed: int | torch.Generator) -> torch.Generator:
         return seed
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise InputError(f"seed is {seed!r}, expected a whole number or a torch.Generator")
+    if not -(2**63) <= int(seed) < 2**64:
+        raise InputError(f"seed is {seed}, expected a number of at most 64 bits")
     return torch.Generator().manual_seed(int(seed))

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from coresift.checks import check_whole
 from coresift.models.network import at_the_last_layer
 from coresift.pool import BLOCK, Part, as_float
 from coresift.selectors.distance import LCMD, KCenter, KMeansPlusPlus
@@ -313,9 +314,8 @@ class Shards:
     def __init__(self, strategy: Strategy, problem: Problem, num_workers: int | None) -> None:
         self._ray = _import_ray()
         cpus = max(int(self._ray.cluster_resources().get("CPU", 1)), 1)
-        if num_workers is not None and num_workers < 1:
-            raise InputError(f"num_workers is {num_workers}, expected at least 1")
-        self.starts = _starts(len(problem.pool), cpus if num_workers is None else num_workers)
+        parts = cpus if num_workers is None else check_whole(num_workers, 1, "num_workers")
+        self.starts = _starts(len(problem.pool), parts)
         self._parts = [Part(problem.pool, start, stop) for start, stop in pairwise(self.starts.tolist())]
         threads = max(cpus // len(self._parts), 1)
         # More shards than CPUs share them; an actor that cannot be placed would be waited for without end.

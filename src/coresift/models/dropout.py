@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from coresift.checks import check_whole
 from coresift.models.estimator import seeded
 from coresift.models.gaussian import check_positive
 from coresift.models.plain import KnownByNetworks, Likelihood, PlainClassifier, PlainRegressor
@@ -79,8 +80,8 @@ class DropoutPosterior:
             raise InputError("noise_variance goes with likelihood='gaussian', and each needs the other")
         if self.noise_variance is not None:
             check_positive(self.noise_variance, "noise_variance")
-        if self.num_predictive < 1:
-            raise InputError(f"num_predictive is {self.num_predictive}, expected at least 1")
+        num_predictive = check_whole(self.num_predictive, 1, "num_predictive")
+        object.__setattr__(self, "num_predictive", num_predictive)
 
     def to(self, device: torch.device | str) -> DropoutPosterior:
         """The same on another device; this one stays where it is."""

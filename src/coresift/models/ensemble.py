@@ -81,7 +81,7 @@ class _Ensemble(KnownByNetworks):
 
     @property
     def _num_networks(self) -> int:
-        return self.num_members
+        return int(self.num_members)
 
     def _check_options(self) -> None:
         super()._check_options()

@@ -111,14 +111,14 @@ class NeuralLinearRegressor(NetworkRegressor):
         for name in ("prior_variance", "noise_shape", "noise_rate"):
             check_positive(getattr(self, name), name)
         self._check_option("calibration_folds", Integral, 0)
-        if self.regularisation not in (None, 0, 1, 2):
+        if isinstance(self.regularisation, bool) or self.regularisation not in (None, 0, 1, 2):
             raise InputError(f"regularisation is {self.regularisation!r}, expected 0, 1, 2 or None")
 
     @staticmethod
     def _fit_together(
         members: Sequence[NeuralLinearRegressor], sets: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
-        num, generators = members[0].num_members, [member._generator() for member in members]
+        num, generators = int(members[0].num_members), [member._generator() for member in members]
         chosen = members[0]._cross_validated(sets, [generator.initial_seed() for generator in generators])
         for level in sorted({level for level, _ in chosen}):
             here = [position for position, (own, _) in enumerate(chosen) if own == level]
@@ -195,7 +195,7 @@ class NeuralLinearRegressor(NetworkRegressor):
         are trained without a part of the labels each, and the variance is scaled to make the left-out
         labels most likely; that likelihood is also what levels of regularisation are compared by.
         """
-        folds = self.calibration_folds
+        folds = int(self.calibration_folds)
         parts = []  # (set, rows to train on, rows left out, seed)
         for number, ((x, _), seed) in enumerate(zip(sets, seeds, strict=True)):
             if folds >= 2 and len(x) >= 4 * folds:
@@ -250,7 +250,7 @@ class NeuralLinearRegressor(NetworkRegressor):
         return tensors, {"shape": heads[0][0].shape, "rates": [one.rate for own in heads for one in own]}
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        num = self.num_members
+        num = int(self.num_members)
         networks: list[nn.Module] = []
         for k in range(num):
             prefix = "network." if num == 1 else f"network.{k}."

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from coresift.checks import check_whole
 from coresift.kernels import recorded
 from coresift.networks.stack import Stack
 from coresift.progress import progress_bar
@@ -155,6 +156,11 @@ class Trainer:
     schedule: Schedule = "cosine"
     least_steps: int = 0
     progress: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 0), ("batch_size", 1), ("least_steps", 0)):
+            if getattr(self, name) is not None or name != "batch_size":
+                object.__setattr__(self, name, check_whole(getattr(self, name), least, name))
 
     def train(
         self, stack: Stack, objective: Objective, data: LabelledStack, generators: Sequence[torch.Generator]

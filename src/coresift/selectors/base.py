@@ -144,7 +144,7 @@ class Selector(ABC, Generic[Source]):
         seed : for selectors that draw at random; the same seed gives the same batch.
         """
         size = len(source)
-        check_budget(budget, size)
+        budget = check_budget(budget, size)
         if not isinstance(source, self._source):
             raise InputError(
                 f"{type(self).__name__} chooses from a {self._source.__name__}, got {type(source).__name__}"
@@ -172,8 +172,8 @@ class Selector(ABC, Generic[Source]):
                 f"budget is {budget}, but only {left} of {size} points can be chosen: "
                 f"{len(waiting)} are pending, {len(closed)} excluded, {zero} of norm zero"
             )
-        with progress_bar("choosing points", int(budget)) as advance:
-            account = Account(int(budget) - more, waiting, can, report=advance)
+        with progress_bar("choosing points", budget) as advance:
+            account = Account(budget - more, waiting, can, report=advance)
             weights, residuals = self._choose(source, account, generator)
         index = np.asarray(account.chosen, dtype=np.int64)
         carried = None

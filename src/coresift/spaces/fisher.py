@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from coresift.checks import check_whole
 from coresift.models.base import LastLayerPosterior, Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.models.probit import ProbitPosterior
@@ -58,7 +59,7 @@ def last_layer_fisher_space(
             f"{type(posterior).__name__} has no last layer to take gradients of; it needs the methods "
             "features, outputs and likelihood (see coresift.models.LastLayerPosterior); 'acs-fw' needs none"
         )
-    theta = posterior.sample(num_samples, generator)
+    theta = posterior.sample(check_whole(num_samples, 1, "num_samples"), generator)
 
     def map_rows(source: Pool) -> tuple[Tensor, Tensor]:
         errors, features = [], []

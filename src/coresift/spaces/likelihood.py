@@ -18,7 +18,7 @@ from torch.distributions import (
 )
 from torch.nn.functional import logsigmoid
 
-from coresift.checks import check_classes, check_finite, check_several
+from coresift.checks import check_classes, check_finite, check_several, check_whole
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.models.samples import numbers_a_row
@@ -28,7 +28,7 @@ from coresift.spaces.linear import linear_likelihood_space
 from coresift.spaces.storage import Columns, map_pool
 from coresift.spaces.vectors import VectorSpace
 from coresift.special import student_t_entropy
-from coresift.types import Chunk, InputError
+from coresift.types import Chunk
 
 # Numbers held at a time while a block of points is mapped.
 _WORKING_SET = 2**20
@@ -46,7 +46,7 @@ def default_num_samples(budget: int) -> int:
     >>> [default_num_samples(budget) for budget in (10, 200, 5000)]
     [128, 400, 1024]
     """
-    return min(max(2 * budget, 128), 1024)
+    return min(max(2 * check_whole(budget, 1, "budget"), 128), 1024)
 
 
 def likelihood_space(
@@ -102,9 +102,7 @@ def sampled_likelihood_space(
     >>> space.norms.round(decimals=3)
     tensor([0.5110, 0.0000], dtype=torch.float64)
     """
-    if num_samples < 1:
-        raise InputError(f"num_samples is {num_samples}, expected at least 1")
-    theta = posterior.sample(num_samples, generator)
+    theta = posterior.sample(check_whole(num_samples, 1, "num_samples"), generator)
     seed = int(torch.randint(2**62, (), generator=generator))
 
     def map_rows(source: Pool, memory: int | None = None) -> Columns:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution
 
-from coresift.checks import check_classes, check_several
+from coresift.checks import check_classes, check_several, check_whole
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.models.samples import mean_over
@@ -50,7 +50,7 @@ def predictive_space(
     """
     if lengths not in get_args(Lengths):
         raise InputError(f"lengths is {lengths!r}, expected 'information' or 'wavering'")
-    theta = posterior.sample(num_samples, generator)
+    theta = posterior.sample(check_whole(num_samples, 1, "num_samples"), generator)
     seed = int(torch.randint(2**62, (), generator=generator))
 
     @cache
