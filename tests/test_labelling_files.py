@@ -281,7 +281,7 @@ def test_ids_may_have_the_name_that_the_pool_has_for_them(tmp_path, header):
     assert read(tmp_path, f"{header}\n{row}\n", id_column=" key") == [Answer("a", "3")]
 
 
-@pytest.mark.parametrize("own", ["state", "predicted", "probability", "deviation"])
+@pytest.mark.parametrize("own", ["state", "predicted", "probability", "std", "round", "deviation"])
 def test_ids_under_a_name_that_exports_have_for_something_else(tmp_path, own):
     exported = f"id,{own},price\na,labelled,3\n"
     for content in (exported, f"{own},price\na,3\n"):

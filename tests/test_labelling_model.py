@@ -1,12 +1,15 @@
 """The models that a labelling project fits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from coresift import select
-from coresift.labelling.model import MODEL_NAMES, default_model, quick_model
+from coresift.labelling.model import MODEL_NAMES, default_model, quick_model, std_factor
 from coresift.labelling.records import Task
+from coresift.models import NeuralLinearRegressor
 
 x = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
 labels = {"regression": x[:, 0] + 0.1 * x[:, 1], "classification": np.where(x[:, 0] > 0, "up", "down")}
@@ -47,3 +50,17 @@ def test_many_labels_take_fewer_epochs() -> None:
 def test_mini_batches_of_the_quick_model_are_of_one_size(num: int) -> None:
     size = quick_model("regression", num, 0).batch_size
     assert size is not None and (num % size == 0 or num % size > 0.7 * size)
+
+
+def test_std_of_numbers_goes_by_left_out_labels_and_not_by_the_level_of_a_fit() -> None:
+    """Two fits that differ tenfold in how uncertain they are end up level, at the error on new labels."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2))
+    y = x[:, 0] + rng.normal(size=400)
+    model = NeuralLinearRegressor(epochs=5, calibration_folds=0, random_state=0).fit(x[:100], y[:100])
+    mean, std = model.predict(x[100:], return_std=True)
+    factor = std_factor(model, x[:100], y[:100], x, seed=0)
+    assert factor * std.mean() == pytest.approx(np.sqrt(np.mean((y[100:] - mean) ** 2)), rel=0.15)
+    head = model.posterior_.head
+    model.posterior_ = replace(model.posterior_, head=replace(head, rate=100 * head.rate))
+    assert std_factor(model, x[:100], y[:100], x, seed=0) == pytest.approx(factor / 10)

@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from coresift.cli import app
 from coresift.labelling import project as project_module
+from coresift.labelling.exporting import write_export, write_labels
 from coresift.labelling.features import write_features
 from coresift.labelling.project import Project
 
@@ -108,7 +110,14 @@ def test_the_whole_loop(project, tmp_path):
     assert all(row["kind"] == truth[row["id"]] for row in rows if row["state"] == "labelled")
     rest = [row for row in rows if row["state"] != "labelled"]
     assert np.mean([row["predicted"] == truth[row["id"]] for row in rest]) > 0.8
-    assert all(0 <= row["probability"] <= 1 and row["kind"] is None for row in rest)
+    assert all(row["kind"] is None for row in rest)
+    for row in rest:
+        each = {name: row[f"probability_{name}"] for name in ("no", "yes")}
+        assert sum(each.values()) == pytest.approx(1) and row["probability"] == each[row["predicted"]] >= 0.5
+    labelled = [row for row in rows if row["state"] == "labelled"]
+    assert all(row["probability"] is None and row["probability_yes"] is None for row in labelled)
+    assert [[row["round"] for row in labelled].count(number) for number in (0, 1, 2)] == [20, 7, 7]
+    assert all(row["round"] is None for row in rest)
     run("report", folder)
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "item-3" in page and "predictive-lcmd" in page
@@ -227,7 +236,7 @@ def test_labels_outlive_the_pool(tmp_path, gone, regression):
     assert (facts["labelled"], facts["predicted"]) == (21, 0) and "only the labels" in facts["warning"]
     assert "coresift init" not in facts["warning"]  # which takes labels from CSV files alone
     rows = as_rows(out)
-    assert list(rows[0]) == ["id", "state", "kind", "skip", "who", "at"]
+    assert list(rows[0]) == ["id", "state", "kind", "skip", "who", "at", "round"]
     assert {row["id"]: row["kind"] for row in rows[:-1]} == {
         one: truth[one] for one in [*(f"item-{row}" for row in range(20)), "item-50"]
     }
@@ -881,7 +890,7 @@ def test_exports_have_the_columns_of_a_csv_pool_as_they_stand(tmp_path):
     run("init", folder, "--pool", file, "--target", "price", "--task", "regression")
     run("export", folder, tmp_path / "all.csv")
     rows = as_rows(tmp_path / "all.csv")
-    names = ["id", "state", "price", "predicted", "deviation", "skip", "who", "at"]
+    names = ["id", "state", "price", "predicted", "std", "skip", "who", "at", "round"]
     assert list(rows[0]) == [*names, "town", "sold", "area", "item who", "note"]
     own = [[row[name] for name in ("id", "town", "sold", "area", "item who", "note")] for row in rows]
     assert own == [
@@ -921,11 +930,11 @@ def test_exports_have_the_types_of_a_parquet_pool(tmp_path):
     run("export", folder, tmp_path / "all.parquet")
     table = pa.parquet.read_table(tmp_path / "all.parquet")
     assert table.column_names[0] == "key"
-    assert table.column_names[8:] == [*own.column_names[:-1], "item at", "tax"]
-    kept = table.select(table.column_names[8:-1]).rename_columns(own.column_names)
+    assert table.column_names[9:] == [*own.column_names[:-1], "item at", "tax"]
+    kept = table.select(table.column_names[9:-1]).rename_columns(own.column_names)
     assert kept.schema.remove_metadata() == own.schema and kept.to_pylist() == own.to_pylist()
     run("export", folder, tmp_path / "all.csv")
-    assert [list(row.values())[8:] for row in as_rows(tmp_path / "all.csv")] == [
+    assert [list(row.values())[9:] for row in as_rows(tmp_path / "all.csv")] == [
         ["Ulm", "2025-05-22", "3", "0.1", "True", "2025-05-22 00:00:00+00:00", "0.5"],
         ["'@Bonn", "2025-05-23", "", "-2.5", "False", "2025-05-23 00:00:00+00:00", ""],
         ["", "", str(2**60 + 1), "", "", "", ""],
@@ -941,3 +950,38 @@ def test_exports_of_arrays_have_all_numbers(tmp_path, ending):
     run("export", folder, out)
     rows = as_rows(out) if ending == "csv" else pa.parquet.read_table(out).to_pylist()
     np.testing.assert_array_equal([[float(row[str(i)]) for i in range(30)] for row in rows], numbers)
+
+
+def test_exported_std_is_calibrated(tmp_path):
+    pool(tmp_path / "pool.parquet", known=10, regression=True)
+    run(
+        "init",
+        tmp_path / "p",
+        "--pool",
+        tmp_path / "pool.parquet",
+        "--target",
+        "kind",
+        "--task",
+        "regression",
+    )
+    run("export", tmp_path / "p", tmp_path / "all.parquet")
+    exported = [row["std"] for row in pa.parquet.read_table(tmp_path / "all.parquet").to_pylist()[10:]]
+    with Project(tmp_path / "p") as opened:
+        model = opened.fit()
+        raw = model.predict(opened.features[10:], return_std=True)[1]
+        np.testing.assert_allclose(exported, opened.std_factor(model) * raw, rtol=1e-5)
+
+
+@pytest.mark.parametrize("target", ["round", "std"])
+def test_exports_keep_labels_of_a_target_that_older_projects_may_have(tmp_path, target):
+    (tmp_path / "pool.csv").write_text("id,x,y\na,1,2.5\nb,2,\n")
+    words = "--pool", tmp_path / "pool.csv", "--target"
+    run("init", tmp_path / "p", *words, "y", "--task", "regression")
+    assert "is a column of exports" in run("init", tmp_path / "q", *words, target, code=2)
+    with Project(tmp_path / "p") as opened:
+        opened.settings = replace(opened.settings, target=target)
+        write_export(opened, tmp_path / "all.parquet")
+        write_labels(opened, tmp_path / "labels.parquet")
+    for file in ("all", "labels"):
+        row = pa.parquet.read_table(tmp_path / f"{file}.parquet").to_pylist()[0]
+        assert row[target] == 2.5 and row["item round" if target == "round" else "round"] == 0

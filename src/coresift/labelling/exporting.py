@@ -7,9 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from coresift.atomic import replacing
 from coresift.labelling.files import answer_columns, answer_parts, free_names, guarded
-from coresift.labelling.project import predicted
 from coresift.labelling.table_files import as_texts
 from coresift.progress import progress_bar
 from coresift.types import InputError
@@ -42,13 +44,15 @@ def write_labels(project: Project, path: Path) -> dict[str, int]:
 
     A CSV file of them is one that ``coresift init --labels`` takes.
     """
-    found = project.ledger.answers().values()
-    columns = {
-        _id_column(project): _texts([one.id for one in found]),
-        "state": _texts(["skipped" if one.label is None else "labelled" for one in found]),
-        project.target: _labels(project, [one.label for one in found]),
-        **_given(found),
-    }
+    found, rounds = project.ledger.answers(), _rounds(project)
+    given = found.values()
+    columns = _columns(
+        project,
+        [one.id for one in given],
+        ["skipped" if one.label is None else "labelled" for one in given],
+        [one.label for one in given],
+        {**_given(given), "round": _integers([rounds.get(position) for position in found])},
+    )
     return _write(path, project.target, len(found), iter([columns]))
 
 
@@ -96,41 +100,75 @@ def _guarded(column: Any) -> Any:
 
 def _blocks(project: Project, *, as_text: bool) -> Iterator[dict[str, Any]]:
     """Columns of the file as Arrow arrays, some rows at a time; ``as_text`` as in `ItemPool.own_columns`."""
-    import numpy as np
-
     pool, states = project.pool, project.ledger.states()
-    answers = project.ledger.answers()
+    answers, rounds = project.ledger.answers(), _rounds(project)
     ids, model, start = pool.ids(), project.fit(), 0
-
+    std_factor = 1.0 if model is None else project.std_factor(model)
     reading = project.settings.reading
     for own in pool.own_columns(as_text=as_text):
         size = len(next(iter(own.values())))
         here = slice(start, start + size)
         given = [answers.get(position) for position in range(here.start, here.stop)]
         labels = [None if one is None else one.label for one in given]
-        guesses: list[tuple[str | None, float]] = [(None, np.nan)] * size
-        if model is not None:
-            found = predicted(model, project.task, project.features[here])
-            guesses = [
-                guess if one is None else (None, np.nan) for one, guess in zip(labels, found, strict=True)
-            ]
-        columns: dict[str, Any] = {
-            _id_column(project): _texts(ids[here]),
-            "state": _texts(
-                [states.get(position, "unlabelled") for position in range(here.start, here.stop)]
-            ),
-            project.target: _labels(project, labels),
-            "predicted": _labels(project, [label for label, _ in guesses]),
-            "deviation" if project.task == "regression" else "probability": _numbers(
-                [sure for _, sure in guesses]
-            ),
-            **_given(given),
-        }
+        unlabelled = np.array([label is None for label in labels])
+        best, probabilities = _predicted(project, model, here, unlabelled, std_factor)
+        asked = _integers([rounds.get(position) for position in range(here.start, here.stop)])
+        columns = _columns(
+            project,
+            ids[here],
+            [states.get(position, "unlabelled") for position in range(here.start, here.stop)],
+            labels,
+            {**best, **_given(given), "round": asked, **probabilities},
+        )
         # A column that would be read as part of an answer too: exports are handed in as labels elsewhere.
         names = free_names(own, {*columns, *answer_columns(project.target, reading.id)})
         columns |= {names[name]: column for name, column in own.items()}
         yield columns
         start = here.stop
+
+
+def _columns(
+    project: Project,
+    ids: Sequence[str],
+    states: Sequence[str],
+    labels: Sequence[str | None],
+    others: dict[str, Any],
+) -> dict[str, Any]:
+    """Columns of items, with others after them, which give way to the names of ids and labels."""
+    columns: dict[str, Any] = {
+        _id_column(project): _texts(ids),
+        "state": _texts(states),
+        project.target: _labels(project, labels),
+    }
+    names = free_names(others, set(columns))
+    return columns | {names[name]: column for name, column in others.items()}
+
+
+def _predicted(
+    project: Project, model: Any | None, here: slice, wanted: npt.NDArray[np.bool_], std_factor: float
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Predictions for the wanted items of a slice of the pool, and for classes the probability of each."""
+    certainty = "std" if project.task == "regression" else "probability"
+    if model is None:
+        nothing = [None] * len(wanted)
+        return {"predicted": _labels(project, nothing), certainty: _numbers(nothing)}, {}
+    rows = project.features[here]
+    if project.task == "regression":
+        mean, std = model.predict(rows, return_std=True)
+        values = {"predicted": mean, "std": std_factor * std}
+        return {name: _numbers(np.where(wanted, column, np.nan)) for name, column in values.items()}, {}
+    probs = np.where(wanted[:, None], model.predict_proba(rows), np.nan)  # (n, C)
+    best = model.classes_[probs.argmax(1)].tolist()
+    names = [name if want else None for name, want in zip(best, wanted.tolist(), strict=True)]
+    each = {
+        f"probability_{name}": _numbers(column) for name, column in zip(model.classes_, probs.T, strict=True)
+    }
+    return {"predicted": _texts(names), certainty: _numbers(probs.max(1))}, each
+
+
+def _rounds(project: Project) -> dict[int, int]:
+    """The round that asked for each label, by position; 0 where none did."""
+    return {one.position: one.round for one in project.ledger.labels()}
 
 
 def _id_column(project: Project) -> str:
@@ -147,11 +185,16 @@ def _given(answers: Collection[Answer | None]) -> dict[str, Any]:
     }
 
 
-def _numbers(values: Sequence[Any]) -> Any:
-    import numpy as np
+def _numbers(values: Any) -> Any:
     import pyarrow as pa
 
     return pa.array(np.array(values, dtype=np.float64), from_pandas=True)
+
+
+def _integers(values: Sequence[int | None]) -> Any:
+    import pyarrow as pa
+
+    return pa.array(values, pa.int64())
 
 
 def _texts(values: Sequence[str | None]) -> Any:

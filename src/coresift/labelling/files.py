@@ -28,8 +28,8 @@ _NOT_SKIPPED = frozenset({"", "0", "0.0", "f", "false", "n", "no"})
 _WHOLE = re.compile(r"(-?[0-9]+)\.0+")
 # Words that stand for no label; the CSV reader of pools has them for missing values.
 _NOTHING = frozenset({"", "#N/A", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"})
-# Names of columns that exports have beside those of an answer.
-RESERVED = ("state", "predicted", "probability", "deviation")
+# Names of columns that exports have beside those of an answer; older ones have "deviation" for "std".
+RESERVED = ("state", "predicted", "probability", "std", "round", "deviation")
 PLAIN_NUMBERS = "decimals need a point, and thousands no separator"
 
 

@@ -37,7 +37,7 @@ from coresift.labelling.files import (
 )
 from coresift.labelling.ledger import NAME as LEDGER
 from coresift.labelling.ledger import Ingested, Labelled, Ledger, now
-from coresift.labelling.model import MODEL_NAMES, default_model
+from coresift.labelling.model import MODEL_NAMES, default_model, std_factor
 from coresift.labelling.pools import ItemPool, Reading, open_pool
 from coresift.labelling.records import Answer, Chosen, Round, Task
 from coresift.labelling.worth import information, worth
@@ -55,6 +55,8 @@ COLD = "k-medoids"
 CANDIDATES = 100_000
 # The same without a model: medoids are moved often, and a sample tells as well where the middles are.
 COLD_CANDIDATES = 20_000
+# Items that stand for the whole pool where a number is averaged over it.
+_POOL_SAMPLE = 5000
 
 
 class BusyError(InputError):
@@ -488,7 +490,16 @@ class Project:
         model = self.fit()
         if model is None:
             return [None] * len(positions)
-        return list(predicted(model, self.task, self.rows(positions)))
+        return list(predicted(model, self.task, self.rows(positions), self.std_factor(model)))
+
+    def std_factor(self, model: Any) -> float:
+        """What the standard deviations of a model of all labels are multiplied by; see `std_factor`."""
+        if self.task == "classification":
+            return 1.0
+        found, values = self.labels()
+        size, seed = len(self.features), self.settings.seed
+        some = np.random.default_rng(seed).choice(size, min(_POOL_SAMPLE, size), replace=False)
+        return std_factor(model, self.rows([one.position for one in found]), values, self.rows(some), seed)
 
     # The next batch.
 
@@ -644,7 +655,7 @@ class Project:
             return {}
         asked = np.array([one.round for one in found])
         some = np.random.default_rng(seed).choice(
-            len(self.features), min(5000, len(self.features)), replace=False
+            len(self.features), min(_POOL_SAMPLE, len(self.features)), replace=False
         )
         share = information(model.posterior_, self.rows(some), self.rows(batch), seed)
         found_worth = worth(
@@ -743,13 +754,15 @@ class Project:
         return digest.hexdigest()
 
 
-def predicted(model: Any, task: Task, rows: npt.NDArray[np.float32]) -> Iterator[tuple[str, float]]:
+def predicted(
+    model: Any, task: Task, rows: npt.NDArray[np.float32], std_factor: float = 1.0
+) -> Iterator[tuple[str, float]]:
     """For rows (n, d), the predicted label and its probability, or for numbers its standard deviation."""
     for start in range(0, len(rows), 65536):
         part = rows[start : start + 65536]
         if task == "regression":
-            mean, deviation = model.predict(part, return_std=True)
-            yield from zip(map(repr, mean.tolist()), deviation.tolist(), strict=True)
+            mean, std = model.predict(part, return_std=True)
+            yield from zip(map(repr, mean.tolist()), (std_factor * std).tolist(), strict=True)
         else:
             probs = model.predict_proba(part)
             names = model.classes_[probs.argmax(1)].tolist()
