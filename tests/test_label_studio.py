@@ -12,14 +12,18 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from typer.testing import CliRunner
 
+from coresift.cli import app
 from coresift.labelling.label_studio import (
     Connection,
     Pushed,
@@ -32,9 +36,15 @@ from coresift.labelling.label_studio import (
     read_configuration,
     watch,
 )
-from coresift.labelling.label_studio_client import LabelStudio, UnavailableError, read_token
+from coresift.labelling.label_studio_client import (
+    AnswerError,
+    LabelStudio,
+    UnavailableError,
+    read_token,
+    servers_file,
+)
 from coresift.labelling.pools import Reading
-from coresift.labelling.project import BusyError, Project
+from coresift.labelling.project import BusyError, NothingLeftError, Project
 from coresift.labelling.records import Answer, Chosen, Round, Task
 from coresift.types import InputError
 
@@ -44,6 +54,13 @@ ANSWERS = Path(__file__).parent / "label_studio_answers"
 LEGACY = "0123456789abcdef0123456789abcdef01234567"
 PERSONAL = "header.claims.signature"
 URL = "http://127.0.0.1:8080"
+
+
+@pytest.fixture(autouse=True)
+def own_configuration(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written to the configuration folder of the user who runs the tests."""
+    for name in ("HOME", "XDG_CONFIG_HOME", "APPDATA"):
+        monkeypatch.setenv(name, str(tmp_path_factory.mktemp("configuration")))
 
 
 @dataclass
@@ -59,6 +76,9 @@ class Items:
     chosen: list[Chosen] = field(default_factory=list)
     answers: dict[str, Answer] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
+
+    def are_items(self, ids: Sequence[str]) -> list[bool]:
+        return [id_ in {f"item-{k}" for k in range(len(self.items))} for id_ in ids]
 
     def pending(self) -> list[Chosen]:
         return [item for item in self.chosen if item.id not in self.answers]
@@ -85,7 +105,8 @@ class Items:
         return count
 
     def select(self, batch_size: int) -> Round:
-        start = len(self.chosen)
+        if (start := len(self.chosen)) == len(self.items):
+            raise NothingLeftError("every item of the pool has a label, is on its way, or is set aside")
         stop = min(start + batch_size, len(self.items))
         batch = tuple(Chosen(k, f"item-{k}", k - start + 1) for k in range(start, stop))
         self.chosen.extend(batch)
@@ -145,6 +166,15 @@ def connected(project: Items, kind: str = "Choices", **changes: Any) -> Items:
     known = {"url": URL, "allow_http": False, "project_id": 9, "created": True, "key": "recorded"}
     known |= {"control": "label", "kind": kind, "item": "item", "shows": {"fields": "Table"}, **changes}
     project.remember("label_studio", known)
+    return project
+
+
+def project_of(folder: Path, count: int, url: str = URL) -> Project:
+    """A project on the disk, connected to a server."""
+    (folder / "pool.csv").write_text("id,legs\n" + "".join(f"item-{k},{k}\n" for k in range(count)))
+    reading = Reading(str(folder / "pool.csv"), target="animal")
+    project = Project.create(folder / "project", reading, classes=("cat", "dog"))
+    project.remember("label_studio", connected(table(count), url=url).recall("label_studio"))
     return project
 
 
@@ -485,10 +515,7 @@ def test_an_item_that_was_opened_again_is_not_skipped_by_the_annotation_that_ski
     tmp_path: Path,
 ) -> None:
     """Which a pull reads again for ten minutes, and after the next `connect`."""
-    (tmp_path / "pool.csv").write_text("id,legs\n" + "".join(f"item-{k},{k}\n" for k in range(6)))
-    reading = Reading(str(tmp_path / "pool.csv"), target="animal")
-    with Project.create(tmp_path / "project", reading, classes=("cat", "dog")) as project:
-        project.remember("label_studio", connected(table(6)).recall("label_studio"))
+    with project_of(tmp_path, 6) as project:
         server, _ = serving({"GET /api/tasks": "tasks_choices"})
         assert pull(project, server).skipped == 1 and project.ledger.states()[2] == "skipped"
         project.reopen(["item-2"])
@@ -636,6 +663,12 @@ def test_a_watch_sends_batch_after_batch() -> None:
     assert len(project.answers) == 9
 
 
+def test_a_watch_of_a_project_ends_when_all_items_are_answered(tmp_path: Path) -> None:
+    with project_of(tmp_path, 4) as project:
+        assert watch(project, Desk(diligent=True).open(), 3, every=0.0) == Watched(2, "nothing left")
+        assert set(project.ledger.states().values()) == {"labelled"}
+
+
 def test_a_watch_waits_while_the_server_is_away(pauses: list[float]) -> None:
     project = connected(table(2))
     desk = Desk(diligent=True, failures=[httpx.ConnectError("refused")] * 2)
@@ -694,6 +727,145 @@ def test_ctrl_c_ends_a_watch_cleanly() -> None:
     desk.diligent = True
     assert watch(project, desk.open(), 2, every=0.0, rounds=1) == Watched(1, "rounds")
     assert desk.ids() == ["item-0", "item-1"]
+
+
+# A server on this machine that is not what it seems.
+
+Script = Callable[[BaseHTTPRequestHandler], None]
+
+
+@contextmanager
+def listening(script: Script) -> Iterator[str]:
+    """The url of a server that answers each request as ``script`` does."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.close_connection = True
+            with suppress(OSError):  # the client may have hung up
+                script(self)
+
+        do_GET = do_POST = do_PATCH = answer
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def send(handler: BaseHTTPRequestHandler, body: bytes, status: int = 200, **headers: str) -> None:
+    handler.send_response(status)
+    for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def test_a_server_gets_the_token_only_when_the_user_trusts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens: list[str | None] = []
+
+    def script(handler: BaseHTTPRequestHandler) -> None:
+        tokens.append(handler.headers["Authorization"])
+        send(handler, b'{"tasks": [], "total": 0}')
+
+    monkeypatch.setenv("CORESIFT_LABEL_STUDIO_TOKEN", LEGACY)
+    with listening(script) as url:
+        project_of(tmp_path, 2, url).close()
+        words = ["labelstudio", "pull", str(tmp_path / "project")]
+        for more in ([], ["--trust-server", "https://labels.example.org"]):
+            refused = CliRunner().invoke(app, [*words, *more])
+            assert refused.exit_code == 2 and not tokens
+            assert f"names the server {url}, which you have not used before" in refused.output
+        assert CliRunner().invoke(app, [*words, "--trust-server", f"{url}/"]).exit_code == 0
+        assert CliRunner().invoke(app, words).exit_code == 0
+    assert tokens == [f"Token {LEGACY}"] * 2
+    assert servers_file().read_text() == f"{url}\n"
+    if os.name == "posix":
+        assert servers_file().stat().st_mode & 0o777 == 0o600
+        servers_file().chmod(0o620)
+        assert "others may write" in CliRunner().invoke(app, words).output
+
+
+def never_ending(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    while True:
+        handler.wfile.write(b"[" * 2**16)
+
+
+def slow(handler: BaseHTTPRequestHandler) -> None:
+    """A byte now and then, and already within the headers."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+    while True:
+        handler.wfile.write(b"x")
+        time.sleep(0.02)
+
+
+def body(content: bytes, **options: Any) -> Script:
+    return lambda handler: send(handler, content, **options)
+
+
+def after_redirect(path: str) -> Script:
+    return body(b"", status=302, Location=f"{path}?key={LEGACY}#{LEGACY}")
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (never_ending, "sent more than 1 MiB at once"),
+        (slow, "took longer than 0.2 s"),
+        (body(zlib.compress(bytes(2**24)), Content_Encoding="deflate"), "in the encoding deflate"),
+        (body(b"[" * 100_000), "did not answer GET /api/x in JSON"),
+        (body(b"[" * 101 + b"]" * 101), "JSON of more than 100 levels"),
+        (body(b'{"a": NaN}'), "did not answer GET /api/x in JSON"),
+        (body(b'{"a": ' + b"9" * 5000 + b"}"), "did not answer GET /api/x in JSON"),
+        (body(b"\xff\xfe\x00"), "did not answer GET /api/x in JSON"),
+        (body(b"{}", Content_Length="9"), "could not be reached"),
+        (body(json.dumps([LEGACY]).encode().replace(b"0", b"\\u0030")), "sent the token back"),
+        (body(json.dumps({"detail": "\x1b[2J \u202e \ud800 x"}).encode(), status=400), r": \?\[2J \? \? x$"),
+        (after_redirect("/login/\x1b[2J"), "Invalid URL in location header"),
+        (after_redirect("/login/\x9b2J"), r"points to /login/\?2J; use that"),
+        (
+            after_redirect(f"https://{LEGACY}.example.org/{LEGACY}"),
+            r"points to https://\.\.\.\.example\.org/\.\.\.;",
+        ),
+    ],
+)
+def test_a_hostile_answer_is_refused_in_one_line(
+    script: Script, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (
+        ("MOST_BYTES", 2**20),
+        ("REQUEST_TIME", 0.2 if script is slow else 60),
+        ("PAUSES", ()),
+    ):
+        monkeypatch.setattr(f"coresift.labelling.label_studio_client.{name}", value)
+    refused = pytest.raises(InputError, match=message)
+    with listening(script) as url, LabelStudio(url, LEGACY) as server, refused as caught:
+        server.request("GET", "/api/x")
+    assert LEGACY not in str(caught.value) and str(caught.value).isprintable()
+
+
+def test_a_list_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, asked = serving(
+        {"GET /api/tasks": lambda _: httpx.Response(200, json={"tasks": [{}], "total": 9**9})}
+    )
+    monkeypatch.setattr("coresift.labelling.label_studio_client.MOST_PAGES", 3)
+    with pytest.raises(AnswerError, match="3 pages of tasks without an end"):
+        list(server.tasks(9))
+    monkeypatch.setattr("coresift.labelling.label_studio_client.LIST_TIME", -1.0)
+    with pytest.raises(UnavailableError, match="to list tasks"):
+        list(server.tasks(9))
+    assert len(asked) == 4
 
 
 # A server on this machine.

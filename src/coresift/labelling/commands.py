@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -500,6 +501,24 @@ TokenFile = Annotated[
 ]
 
 
+TrustServer = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Send the token to this server, which the project names, from now on."),
+]
+
+
+def _confirm(trusted: str | None) -> Callable[[str], bool]:
+    """Ask the user about a server, where somebody is there to answer, unless ``trusted`` is its url."""
+
+    def confirm(url: str) -> bool:
+        if trusted is not None:
+            return trusted.strip().rstrip("/") == url
+        asked = f"The project names the server {url}, which you have not used before. Send it your token?"
+        return sys.stdin.isatty() and sys.stderr.isatty() and typer.confirm(asked, err=True)
+
+    return confirm
+
+
 def connect(
     project: ProjectFolder,
     url: Annotated[str, typer.Option(help="Of the server, such as http://127.0.0.1:8080.")],
@@ -531,22 +550,34 @@ def connect(
     )
 
 
-def push(project: ProjectFolder, token_file: TokenFile = None, json: Json = False) -> None:
+def push(
+    project: ProjectFolder,
+    token_file: TokenFile = None,
+    trust_server: TrustServer = None,
+    json: Json = False,
+) -> None:
     """Send the items that are out as tasks, in their order."""
     from coresift.labelling import label_studio
     from coresift.labelling.project import Project
 
-    with Project(project) as opened, label_studio.open_server(opened, token_file) as server:
+    confirm = _confirm(trust_server)
+    with Project(project) as opened, label_studio.open_server(opened, token_file, confirm) as server:
         done = label_studio.push(opened, server)
     _say(json, asdict(done), f"{done.sent} tasks sent, {done.present} were there already")
 
 
-def pull(project: ProjectFolder, token_file: TokenFile = None, json: Json = False) -> None:
+def pull(
+    project: ProjectFolder,
+    token_file: TokenFile = None,
+    trust_server: TrustServer = None,
+    json: Json = False,
+) -> None:
     """Take in what was annotated."""
     from coresift.labelling import label_studio
     from coresift.labelling.project import Project
 
-    with Project(project) as opened, label_studio.open_server(opened, token_file) as server:
+    confirm = _confirm(trust_server)
+    with Project(project) as opened, label_studio.open_server(opened, token_file, confirm) as server:
         found = label_studio.pull(opened, server)
     _say(
         json,
@@ -562,13 +593,15 @@ def watch(
     every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 30.0,
     rounds: Annotated[int | None, typer.Option(help="End after so many batches; never by default.")] = None,
     token_file: TokenFile = None,
+    trust_server: TrustServer = None,
     json: Json = False,
 ) -> None:
     """Whenever a batch is done, take it in, choose the next and send it; Ctrl-C ends it."""
     from coresift.labelling import label_studio
     from coresift.labelling.project import Project
 
-    with Project(project) as opened, label_studio.open_server(opened, token_file) as server:
+    confirm = _confirm(trust_server)
+    with Project(project) as opened, label_studio.open_server(opened, token_file, confirm) as server:
         done = label_studio.watch(
             opened, server, batch_size, every, rounds, report=lambda line: typer.echo(line, err=json)
         )

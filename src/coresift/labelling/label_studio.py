@@ -11,20 +11,34 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from xml.etree import ElementTree
 
 from coresift.labelling.files import is_label, is_number, plain_class
-from coresift.labelling.label_studio_client import LabelStudio, UnavailableError, read_token, task_filter
-from coresift.labelling.project import BusyError
+from coresift.labelling.label_studio_client import (
+    CONTROL,
+    AnswerError,
+    LabelStudio,
+    UnavailableError,
+    checked_url,
+    field,
+    is_trusted,
+    on_one_line,
+    read_token,
+    task_filter,
+    trust,
+)
+from coresift.labelling.project import BusyError, NothingLeftError
 from coresift.labelling.records import Answer, Chosen, Round, Task
 from coresift.types import InputError
 
 CONNECTION, SEEN = "label_studio", "label_studio_seen"
 VERSION = "coresift"
 CHUNK = 50
+# Characters of a class that somebody typed in; longer texts are no classes.
+LONGEST_CLASS = 1000
 # Tasks change while their pages are read, so that a later change may be seen before an earlier one.
 OVERLAP = timedelta(minutes=10)
 # The controls that can give one label for a whole item, and what they call its value.
@@ -42,6 +56,7 @@ class LabellingProject(Protocol):
     def kind(self) -> str: ...
     @property
     def classes(self) -> tuple[str, ...] | None: ...
+    def are_items(self, ids: Sequence[str]) -> list[bool]: ...
     def pending(self) -> list[Chosen]: ...
     def describe(self, positions: Sequence[int]) -> list[dict[str, str]]: ...
     def predictions(self, positions: Sequence[int]) -> list[tuple[str, float] | None]: ...
@@ -80,7 +95,16 @@ class Connection:
         """The connection that a project remembers."""
         if not (known := project.recall(CONNECTION)):
             raise InputError("the project is not connected to Label Studio: coresift labelstudio connect")
-        return cls(**known)
+        try:
+            found = cls(**known)
+            texts = (found.url, found.key, found.control, found.kind, found.item, *found.shows)
+            texts += tuple(found.shows.values())
+            good = all(isinstance(text, str) for text in texts) and found.kind in CONTROLS
+        except (TypeError, AttributeError):
+            good = False
+        if not good or type(found.project_id) is not int:
+            raise InputError("the project's connection to Label Studio is damaged: connect it again")
+        return found
 
     @property
     def page(self) -> str:
@@ -120,10 +144,26 @@ class Watched:
     ended: Literal["rounds", "stopped", "nothing left"]
 
 
-def open_server(project: LabellingProject, token_file: Path | None = None) -> LabelStudio:
-    """The server that a project is connected to."""
+def open_server(
+    project: LabellingProject,
+    token_file: Path | None = None,
+    confirm: Callable[[str], bool] = lambda url: False,
+) -> LabelStudio:
+    """The server that a project is connected to.
+
+    The project may come from somebody else, and with it the server. A server that the user has not trusted
+    with a token before is therefore used only if ``confirm`` says so of its url.
+    """
     connection = Connection.of(project)
-    return LabelStudio(connection.url, read_token(token_file), allow_http=connection.allow_http)
+    url, _ = checked_url(connection.url, connection.allow_http)
+    if not is_trusted(url):
+        if not confirm(url):
+            raise InputError(
+                f"the project names the server {url}, which you have not used before: "
+                f"if you trust it with your token, add --trust-server {url}"
+            )
+        trust(url)
+    return LabelStudio(url, read_token(token_file), allow_http=connection.allow_http)
 
 
 def connect(
@@ -136,15 +176,16 @@ def connect(
     """Find a project on the server by its id or title, or make one of that title; remember it.
 
     An existing project stays as it is; ``control`` names what gives the label, where there are several.
-    The next pull reads everything there is.
+    The next pull reads everything there is. The server counts as trusted from now on: the caller named it.
     """
     if (project_id is None) == (title is None):
         raise InputError("give either the id or the title of a Label Studio project")
     if title is not None:
         found = server.pages("/api/projects/", "results", "count", title=title, include="id,title")
-        same = [one["id"] for one in found if one["title"] == title]
+        same = [field(row, "id", int) for row in found if row.get("title") == title]
         if len(same) > 1:
-            raise InputError(f"{len(same)} projects have the title {title!r} (ids {same}); give an id")
+            ids = ", ".join(map(str, same[:5]))
+            raise InputError(f"{len(same)} projects have the title {title!r} (ids {ids}); give an id")
         project_id = same[0] if same else None
     if project_id is None:
         made = {"title": title, "label_config": configuration(project), "enable_empty_annotation": False}
@@ -154,11 +195,12 @@ def connect(
     connection = Connection(
         url=server.url,
         allow_http=server.allow_http,
-        project_id=there["id"],
+        project_id=field(there, "id", int),
         created=project_id is None,
         key=(project.recall(CONNECTION) or {}).get("key") or uuid.uuid4().hex,
-        **read_configuration(there["label_config"], project, control),
+        **read_configuration(field(there, "label_config", str), project, control),
     )
+    trust(server.url)
     project.remember(CONNECTION, asdict(connection))
     project.remember(SEEN, None)
     return connection
@@ -189,20 +231,23 @@ def read_configuration(config: str, project: LabellingProject, control: str | No
     """The control that gives the label and the tags that show an item, as fields of a `Connection`."""
     try:
         tags = list(ElementTree.fromstring(config).iter())
-    except ElementTree.ParseError as error:
-        raise InputError(f"the project's labelling configuration could not be read: {error}") from None
+    except (ElementTree.ParseError, ValueError) as error:
+        raise AnswerError(f"the project's labelling configuration could not be read: {error}") from None
     known = [tag for tag in tags if tag.tag in CONTROLS and tag.get("perRegion") != "true"]
     known = [tag for tag in known if tag.get("choice") != "multiple"]
     fitting = [tag for tag in known if control in (None, tag.get("name"))]
     if len(fitting) != 1:
-        names = ", ".join(f"{tag.tag} {tag.get('name')!r}" for tag in known) or "none"
+        names = on_one_line(", ".join(f"{tag.tag} {tag.get('name')!r}" for tag in known)) or "none"
         wanted = "Choices (single), Taxonomy, Number or TextArea"
         raise InputError(f"found {names}, expected a {wanted} for the label; add one, or name one of several")
     chosen = fitting[0]
     offered = {choice.get("alias") or choice.get("value") for choice in chosen.iter("Choice")}
     if chosen.tag == "Choices" and project.classes and (odd := offered.difference(project.classes)):
         names = ", ".join(project.classes)
-        raise InputError(f"the choices {sorted(map(str, odd))} are none of the classes {names}; rename them")
+        choices = on_one_line(str(sorted(map(str, odd))))
+        raise InputError(f"the choices {choices} are none of the classes {names}; rename them")
+    if not chosen.get("name") or not chosen.get("toName"):
+        raise InputError(f"the {chosen.tag} for the label has no name or toName; add them")
     values = [(tag.get("value", ""), tag.tag) for tag in tags if tag.tag not in CONTROLS]
     shows = {value[1:]: tag for value, tag in values if value.startswith("$")}
     if project.kind == "images" and "Image" not in shows.values():
@@ -218,15 +263,19 @@ def push(project: LabellingProject, server: LabelStudio, predicted: bool = True)
     connection = Connection.of(project)
     where = f"/api/projects/{connection.project_id}"
     ours = task_filter("data.coresift_project", "equal", "String", connection.key)
-    found = server.tasks(connection.project_id, ours, include="id,data")
-    there = {task["data"]["coresift_id"]: int(task["data"]["coresift_order"]) for task in found}
+    there, last = set(), 0
+    for task in server.tasks(connection.project_id, ours, include="id,data"):
+        data = field(task, "data", dict)
+        if data.get("coresift_project") == connection.key:
+            there.add(field(data, "coresift_id", str))
+            last = max(last, min(field(data, "coresift_order", int), 2**53))
     pending = project.pending()
     missing = [item for item in pending if item.id not in there]
     positions = [item.position for item in missing]
     guesses = project.predictions(positions) if predicted and missing else [None] * len(missing)
     tasks = zip(missing, project.describe(positions), guesses, strict=True)
     chunk: list[Any] = []
-    for order, (item, columns, guess) in enumerate(tasks, max(there.values(), default=0) + 1):
+    for order, (item, columns, guess) in enumerate(tasks, last + 1):
         known = {"coresift_project": connection.key, "coresift_id": item.id, "coresift_rank": item.rank}
         # The score is the place in the queue and nothing else: the lowest is served first.
         prediction = {"model_version": VERSION, "score": order, "result": _result(connection, guess)}
@@ -249,35 +298,44 @@ def pull(project: LabellingProject, server: LabelStudio) -> Pulled:
     Of several annotations of an item, the latest counts that is not a skip.
     """
     connection = Connection.of(project)
-    seen = project.recall(SEEN)
+    seen = _seen(project)
     since = []
     if seen:
         # With a Z: other ways to write the zone are an error of the server.
-        after = f"{datetime.fromisoformat(seen) - OVERLAP:%Y-%m-%dT%H:%M:%S.%fZ}"
+        after = f"{seen - OVERLAP:%Y-%m-%dT%H:%M:%S.%fZ}"
         # Not by the time of completion: a skipped task has none, and a correction leaves it as it was.
         since.append(task_filter("updated_at", "greater", "Datetime", after))
-    annotations: dict[str, list[Any]] = {}
-    foreign, latest = 0, seen
+    given: dict[str, _Annotation] = {}
+    unusable: list[str] = []
+    foreign, latest, odd = 0, seen, False
     for task in server.tasks(connection.project_id, *since, fields="all"):
-        latest = max(filter(None, (latest, task["updated_at"])), key=datetime.fromisoformat)
-        if task["data"].get("coresift_project") == connection.key:
-            annotations.setdefault(task["data"]["coresift_id"], []).extend(task["annotations"])
+        data, annotations = field(task, "data", dict), field(task, "annotations", list)
+        if data.get("coresift_project") != connection.key:
+            foreign += bool(annotations)
+        elif annotations:
+            try:
+                id_ = field(data, "coresift_id", str)
+                if not project.are_items([id_])[0]:
+                    raise AnswerError(f"there is no item {on_one_line(repr(id_))} in the pool")
+                for annotation in annotations:
+                    found = _Annotation.read(connection, annotation)
+                    given[id_] = max(given.get(id_, found), found, key=lambda one: (one.finished, one.time))
+            except (AnswerError, UnicodeEncodeError) as error:
+                odd = True
+                unusable.append(f"task {on_one_line(repr(task.get('id')))}: {error}")
+        if task.get("updated_at"):
+            latest = max(filter(None, (latest, _time(task))))
+    answers = []
+    for id_, last in given.items():
+        if last.finished and (expected := _expected(project, last.label)):
+            label = on_one_line(repr(last.label))
+            unusable.append(f"item {id_!r} was labelled {label}, expected {expected}")
         else:
-            foreign += bool(task["annotations"])
-    answers, unusable = [], []
-    for id_, given in annotations.items():
-        if not given:
-            continue
-        finished = [one for one in given if not one["was_cancelled"]]
-        last = max(finished or given, key=lambda one: datetime.fromisoformat(one["updated_at"]))
-        label = _label(connection, last["result"]) if finished else None
-        if finished and (expected := _expected(project, label)):
-            unusable.append(f"item {id_!r} was labelled {label!r}, expected {expected}")
-        else:
-            answers.append(Answer(id_, label, _who(last), last["updated_at"]))
+            answers.append(Answer(id_, last.label, last.who, last.at))
     counts = project.ingest(answers, f"Label Studio {connection.page}") if answers else {}
-    if latest != seen:
-        project.remember(SEEN, latest)
+    # What could not be read is looked at again. A time to come would hide all that is annotated before it.
+    if latest and latest != seen and not odd:
+        project.remember(SEEN, min(latest, datetime.now(UTC)).isoformat())
     return Pulled(**counts, foreign=foreign, unusable=tuple(unusable))
 
 
@@ -320,13 +378,14 @@ def watch(
                     done += sent
                     if rounds is not None and done >= rounds:
                         return Watched(done, "rounds")
-                    chosen = project.select(batch_size)
-                    if not chosen.batch:
+                    try:
+                        chosen = project.select(batch_size)
+                    except NothingLeftError:
                         return Watched(done, "nothing left")
                     report(f"round {chosen.number}: chose {len(chosen.batch)} items")
                     sent = False
                     continue
-            except (UnavailableError, BusyError) as error:
+            except (UnavailableError, AnswerError, BusyError) as error:
                 report(f"{error}; waiting {every:g} s")
             stop.wait(every)
     except KeyboardInterrupt:
@@ -360,14 +419,56 @@ def _result(connection: Connection, guess: tuple[str, float] | None) -> list[dic
     return [{**names, "type": kind.lower(), "value": {CONTROLS[kind]: value}}]
 
 
+@dataclass(frozen=True)
+class _Annotation:
+    """What one annotation says: a label, or, where it is not finished, that the item was skipped."""
+
+    finished: bool
+    time: datetime
+    at: str
+    label: str | None
+    who: str | None
+
+    @classmethod
+    def read(cls, connection: Connection, annotation: Any) -> _Annotation:
+        finished = not field(annotation, "was_cancelled", bool)
+        label = _label(connection, field(annotation, "result", list)) if finished else None
+        at = field(annotation, "updated_at", str)
+        return cls(finished, _time(annotation), at, label, _who(annotation))
+
+
+def _time(row: Any) -> datetime:
+    """When a task or an annotation was changed last."""
+    text = field(row, "updated_at", str)
+    try:
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is None or time.year < 2000 or CONTROL.search(text):
+            raise ValueError
+        return time.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise AnswerError(f"'updated_at' is {on_one_line(repr(text))}, expected a time with a zone") from None
+
+
+def _seen(project: LabellingProject) -> datetime | None:
+    """When the latest change was made that a pull has seen; ``None`` to read everything."""
+    try:
+        return _time({"updated_at": project.recall(SEEN)})
+    except AnswerError:
+        return None
+
+
 def _label(connection: Connection, result: Sequence[Any]) -> str | None:
     """The one label in an annotation; ``None`` where there is none, or several."""
-    values = [one["value"] for one in result if one.get("from_name") == connection.control]
-    found = values[0].get(CONTROLS[connection.kind]) if len(values) == 1 else None
+    ours = [
+        row for row in result if field({"result": row}, "result", dict).get("from_name") == connection.control
+    ]
+    found = field(ours[0], "value", dict).get(CONTROLS[connection.kind]) if len(ours) == 1 else None
     entries = found if isinstance(found, list) else [found]
-    if len(entries) != 1 or entries[0] is None:
+    if len(entries) != 1:
         return None
     path = entries[0] if isinstance(entries[0], list) else [entries[0]]
+    if not all(isinstance(step, str | int | float) for step in path):
+        return None
     return plain_class(" / ".join(str(step) for step in path).strip()) or None
 
 
@@ -376,13 +477,15 @@ def _expected(project: LabellingProject, label: str | None) -> str | None:
     text = label or ""
     if project.task == "regression":
         return None if is_number(text) else "a number"
-    fine = is_label(text, None) if project.classes is None else text in project.classes
-    return None if fine else " or ".join(project.classes or ["a class"])
+    if project.classes is not None:
+        return None if text in project.classes else " or ".join(project.classes)
+    fine = is_label(text, None) and len(text) <= LONGEST_CLASS and not CONTROL.search(text)
+    return None if fine else "a class"
 
 
 def _who(annotation: Mapping[str, Any]) -> str | None:
     """The address of the person who annotated, or else their number."""
     # "First Last first@example.org, 1"
-    found = re.search(r"(\S+@\S+), \d+$", annotation.get("created_username") or "")
+    found = re.search(r"(\S+@\S+), \d+$", str(annotation.get("created_username")))
     by = annotation.get("completed_by")
-    return found[1] if found else None if by is None else str(by)
+    return on_one_line(found[1]) if found else str(by) if isinstance(by, int) else None

@@ -1,7 +1,8 @@
 """The client of a Label Studio server: its address, the token, and requests that are answered in JSON.
 
-Only the server that the user names is contacted: redirects are not followed, and a token goes out in the
-clear only to this machine itself, or where the user allows it.
+Only a server that the user trusts is contacted: redirects are not followed, and a token goes out in the
+clear only to this machine itself, or where the user allows it. What comes back is limited in size, depth and
+time, its fields are checked before they are used, and nothing in it can steer a terminal.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import ipaddress
 import json
 import os
 import re
+import socket
 import stat
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from coresift.types import InputError
@@ -26,10 +30,64 @@ TOKENS = ("CORESIFT_LABEL_STUDIO_TOKEN", "LABEL_STUDIO_API_KEY")
 PAGE = 100
 PAUSES = (0.5, 1.0, 2.0, 4.0)
 AWAY = frozenset({429, 500, 502, 503, 504})
+# Limits on answers, far beyond what Label Studio sends: a page of tasks has some 100 kB and a depth of 10.
+MOST_BYTES = 64 * 2**20
+MOST_LEVELS = 100
+MOST_PAGES = 10_000
+# Seconds that one request may take with its repetitions, and all pages of a list.
+REQUEST_TIME, LIST_TIME = 600.0, 3600.0
+MOST_SHOWN = 300
+# What moves a cursor, changes colours or reorders a line (C0, C1, line ends, bidirectional overrides), and
+# halves of characters, which cannot be printed at all.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_NAMES: dict[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+T = TypeVar("T")
 
 
 class UnavailableError(InputError):
     """The server could not be reached or was too busy; to ask again later may help."""
+
+
+class AnswerError(InputError):
+    """The server's answer is not one of Label Studio's, or exceeds a limit."""
+
+
+def field(row: Any, name: str, kind: type[T]) -> T:
+    """Read a field of a JSON object that has to be there.
+
+    >>> field({"total": 3}, "total", int)
+    3
+    >>> field({"total": None}, "total", int)
+    Traceback (most recent call last):
+    coresift.labelling.label_studio_client.AnswerError: 'total' is null, expected an integer
+    """
+    if not isinstance(row, dict):
+        raise AnswerError(f"what has {name!r} is {_NAMES[type(row)]}, expected an object")
+    if name not in row:
+        raise AnswerError(f"{name!r} is missing, expected {_NAMES[kind]}")
+    value = row[name]
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        # Only its type is named: the value may hold anything, even the token.
+        raise AnswerError(f"{name!r} is {_NAMES[type(value)]}, expected {_NAMES[kind]}")
+    return value
+
+
+def on_one_line(text: str) -> str:
+    r"""Make a text from the server fit to be seen: one line, not too long, without control characters.
+
+    >>> on_one_line("red: \x1b[31m, and\na new line")
+    'red: ?[31m, and a new line'
+    """
+    plain = CONTROL.sub("?", " ".join(text.split()))
+    return plain if len(plain) <= MOST_SHOWN else f"{plain[:MOST_SHOWN]}..."
 
 
 def read_token(path: Path | None = None) -> str:
@@ -47,6 +105,43 @@ def read_token(path: Path | None = None) -> str:
             return file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"no token could be read from {path}: {error}") from None
+
+
+def servers_file() -> Path:
+    """The file in the user's configuration folder that lists the trusted servers, one in a line."""
+    import typer
+
+    return Path(typer.get_app_dir("coresift")) / "label-studio-servers.txt"
+
+
+def is_trusted(url: str) -> bool:
+    """Whether the user has trusted a server with a token before; ``url`` as `checked_url` gives it."""
+    path = servers_file()
+    try:
+        with path.open(encoding="utf-8") as file:
+            found = os.fstat(file.fileno())
+            if os.name == "posix" and (found.st_uid != os.getuid() or found.st_mode & 0o022):
+                raise InputError(f"others may write to {path}, which says whom you trust: remove it")
+            return url in file.read().splitlines()
+    except FileNotFoundError:
+        return False
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} could not be read: {error}") from None
+
+
+def trust(url: str) -> None:
+    """Remember that the user trusts a server with a token; ``url`` as `checked_url` gives it."""
+    if is_trusted(url):
+        return
+    path = servers_file()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(
+            os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w", encoding="utf-8"
+        ) as file:
+            file.write(f"{url}\n")
+    except OSError as error:
+        raise InputError(f"{path} could not be written: {error.strerror}") from None
 
 
 class LabelStudio:
@@ -69,7 +164,7 @@ class LabelStudio:
             raise InputError(
                 'Label Studio needs httpx: pip install ".[labelstudio]" in the folder of the clone'
             ) from None
-        self.url, loopback = _checked(url, allow_http)
+        self.url, loopback = checked_url(url, allow_http)
         self.allow_http = allow_http
         # An error about a malformed header would show the token.
         if not re.fullmatch(r"[!-~]+", token):
@@ -78,6 +173,7 @@ class LabelStudio:
         # A proxy that the environment names is for other machines.
         patience = httpx.Timeout(60.0, connect=10.0)
         self._client = httpx.Client(transport=transport, timeout=patience, trust_env=not loopback)
+        self._stream: Any = None
 
     def __repr__(self) -> str:
         return f"LabelStudio({self.url!r})"
@@ -90,21 +186,26 @@ class LabelStudio:
 
     def request(self, method: str, path: str, **content: Any) -> Any:
         """What the server answers, from JSON; what may safely be repeated is tried several times."""
-        response = self._send(method, path, self._authorization(), content)
+        response, body = self._send(method, path, self._authorization(), content)
         if response.status_code == 401 and self._access:
             self._access = ""  # It ran out.
-            response = self._send(method, path, self._authorization(), content)
-        return self._read(response)
+            response, body = self._send(method, path, self._authorization(), content)
+        return self._read(response, body)
 
-    def pages(self, path: str, rows: str, total: str, **parameters: Any) -> Iterator[Any]:
+    def pages(self, path: str, rows: str, total: str, **parameters: Any) -> Iterator[dict[str, Any]]:
         """The rows of a long answer; ``rows`` and ``total`` say what it calls them and their number."""
-        seen, page = 0, 1
-        while True:
+        seen, end = 0, time.monotonic() + LIST_TIME
+        for page in range(1, MOST_PAGES + 1):
             answer = self.request("GET", path, params={**parameters, "page": page, "page_size": PAGE})
-            yield from answer[rows]
-            seen, page = seen + len(answer[rows]), page + 1
-            if not answer[rows] or seen >= answer[total]:
+            found = field(answer, rows, list)
+            for row in found:
+                yield field({rows: row}, rows, dict)
+            seen += len(found)
+            if not found or seen >= field(answer, total, int):
                 return
+            if time.monotonic() > end:
+                raise UnavailableError(f"{self.url} took longer than {LIST_TIME:g} s to list {rows}")
+        raise AnswerError(f"{self.url} sent {MOST_PAGES:,} pages of {rows} without an end")
 
     def tasks(self, project_id: int, *filters: Mapping[str, str], **parameters: Any) -> Iterator[Any]:
         """The tasks of a project that pass all filters, by their ids."""
@@ -120,53 +221,123 @@ class LabelStudio:
         # Not as a task: that follows, with its id and its place in the batch.
         where = {"commit_to_project": "false"}
         stored = self.request("POST", f"/api/projects/{project_id}/import", params=where, files=file)
-        found = self.request("GET", f"/api/import/file-upload/{stored['file_upload_ids'][0]}")
-        return f"/data/{found['file']}"
+        ids = field(stored, "file_upload_ids", list)
+        number = field({"file_upload_ids": ids[0] if ids else None}, "file_upload_ids", int)
+        found = self.request("GET", f"/api/import/file-upload/{number}")
+        return f"/data/{field(found, 'file', str)}"
 
     def _authorization(self) -> str | None:
         if self._token.count(".") != 2:
             return f"Token {self._token}"
         if not self._access:
             asked = {"json": {"refresh": self._token}}
-            response = self._send("POST", "/api/token/refresh", None, asked, repeat=True)
-            self._access = self._read(response)["access"]
+            answer = self._read(*self._send("POST", "/api/token/refresh", None, asked, repeat=True))
+            access = field(answer, "access", str)
+            if not re.fullmatch(r"[!-~]+", access):
+                raise AnswerError(f"{self.url} sent an access token with characters that no token has")
+            self._access = access
         return f"Bearer {self._access}"
 
     def _send(
         self, method: str, path: str, authorization: str | None, content: Any, repeat: bool = False
-    ) -> httpx.Response:
-        headers = {"Authorization": authorization} if authorization else {}
+    ) -> tuple[httpx.Response, bytes]:
+        # Nothing compressed: what is small on the way may be huge when it is unpacked.
+        headers = {"Accept-Encoding": "identity"}
+        if authorization:
+            headers["Authorization"] = authorization
+        end = time.monotonic() + REQUEST_TIME
         for pause in (*PAUSES, None) if repeat or method in ("GET", "PATCH") else (None,):
+            # A timeout of the client is for one read: a byte now and then would keep it off for ever.
+            timer = threading.Timer(max(0.0, end - time.monotonic()), self._hang_up)
+            timer.daemon = True
+            timer.start()
             try:
-                response = self._client.request(method, self.url + path, headers=headers, **content)
-                if response.status_code not in AWAY:
-                    return response
-                problem = f"answered {response.status_code}"
+                with self._client.stream(
+                    method, self.url + path, headers=headers, extensions={"trace": self._follow}, **content
+                ) as response:
+                    problem = f"answered {response.status_code}"
+                    if response.status_code not in AWAY:
+                        body = self._body(response)
+                        if time.monotonic() < end:
+                            return response, body
             except self._lost as error:
                 problem = f"could not be reached ({str(error) or type(error).__name__})"
+            finally:
+                timer.cancel()
+            if time.monotonic() >= end:
+                problem = f"took longer than {REQUEST_TIME:g} s"
+                break
             if pause:
                 time.sleep(pause)
-        raise UnavailableError(self._hide(f"{self.url} {problem}; try again later"))
+        raise UnavailableError(self._shown(f"{self.url} {problem}; try again later"))
 
-    def _read(self, response: httpx.Response) -> Any:
+    def _follow(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Keep the connection in use, of which there is one at a time, for `_hang_up`."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            self._stream = facts["return_value"]
+
+    def _hang_up(self) -> None:
+        if self._stream is not None:
+            with suppress(OSError):  # it may have been closed
+                self._stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+    def _body(self, response: httpx.Response) -> bytes:
+        if (packed := response.headers.get("Content-Encoding", "identity")) != "identity":
+            self._refuse(f"sent a body in the encoding {packed}, which was not asked for")
+        body = bytearray()
+        for piece in response.iter_bytes():
+            body += piece
+            if len(body) > MOST_BYTES:
+                self._refuse(f"sent more than {MOST_BYTES // 2**20} MiB at once")
+        return bytes(body)
+
+    def _read(self, response: httpx.Response, body: bytes) -> Any:
         request = f"{response.request.method} {response.request.url.path}"
         if response.status_code == 401:
             raise InputError(f"{self.url} does not accept the token; make a new one there")
         if response.is_redirect:
-            raise InputError(f"{self.url} points to {response.headers['Location']}; use that server's url")
+            # Without the query, where others put what they were sent.
+            where = re.split(r"[?#]", response.headers.get("Location", "nowhere"))[0]
+            raise InputError(self._shown(f"{self.url} points to {where}; use that server's url"))
         try:
-            answer = response.json()
-        except ValueError:
-            raise InputError(f"{self.url} did not answer {request} in JSON; is it Label Studio?") from None
+            answer = json.loads(body, parse_constant=_no_constant)
+        except (ValueError, RecursionError):
+            self._refuse(f"did not answer {request} in JSON; is it Label Studio?")
+        self._check_levels(answer, request)
         if response.is_error:
             if isinstance(answer, dict):
                 answer = answer.get("validation_errors") or answer.get("detail")
-            said = " ".join(str(answer).split())[:300]
-            raise InputError(self._hide(f"{self.url} answered {response.status_code} to {request}: {said}"))
+            raise InputError(
+                self._shown(f"{self.url} answered {response.status_code} to {request}: {answer}")
+            )
         return answer
 
-    def _hide(self, message: str) -> str:
-        return message.replace(self._token, "...").replace(self._access or self._token, "...")
+    def _check_levels(self, answer: Any, request: str) -> None:
+        """Look at an answer level by level: it must not be too deep, nor send the token back."""
+        level = [answer]
+        for _ in range(MOST_LEVELS):
+            nested: list[Any] = []
+            for value in level:
+                if isinstance(value, dict):
+                    nested += value
+                    nested += value.values()
+                elif isinstance(value, list):
+                    nested += value
+                elif isinstance(value, str) and self._token in value:
+                    self._refuse(f"sent the token back in its answer to {request}; do not trust it")
+            if not nested:
+                return
+            level = nested
+        self._refuse(f"answered {request} with JSON of more than {MOST_LEVELS} levels")
+
+    def _refuse(self, problem: str) -> NoReturn:
+        raise AnswerError(self._shown(f"{self.url} {problem}"))
+
+    def _shown(self, message: str) -> str:
+        """A message on one line, without the tokens."""
+        for secret in filter(None, (self._token, self._access)):
+            message = re.sub(re.escape(secret), "...", message, flags=re.IGNORECASE)
+        return on_one_line(message)
 
 
 def task_filter(column: str, operator: str, type: str, value: str) -> dict[str, str]:
@@ -174,14 +345,20 @@ def task_filter(column: str, operator: str, type: str, value: str) -> dict[str, 
     return {"filter": f"filter:tasks:{column}", "operator": operator, "type": type, "value": value}
 
 
-def _checked(url: str, allow_http: bool) -> tuple[str, bool]:
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def checked_url(url: str, allow_http: bool) -> tuple[str, bool]:
     """The url as it is used, and whether it is of this machine."""
     try:
         parts = urlsplit(url.strip())
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        # Letters of other scripts may look like these; a host that has some is written as xn--...
+        plain = re.fullmatch(r"[!-~]+", parts.geturl())
     except ValueError:
         good = False
-    if not good or parts.query or parts.fragment or "@" in parts.netloc:
+    if not good or not plain or parts.query or parts.fragment or "@" in parts.netloc:
         raise InputError("expected a server's url, such as https://labels.example.org, without user or query")
     try:
         loopback = ipaddress.ip_address(parts.hostname or "").is_loopback

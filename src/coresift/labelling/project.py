@@ -415,10 +415,14 @@ class Project:
             content,
             target=self.target,
             task=self.task,
-            ids=lambda ids: [position is not None for position in self.ledger.positions(ids)],
+            ids=self.are_items,
             classes=self.classes,
             id_column=self.settings.reading.id,
         )
+
+    def are_items(self, ids: Sequence[str]) -> list[bool]:
+        """Whether ids are those of items in the pool."""
+        return [position is not None for position in self.ledger.positions(ids)]
 
     def check_replaceable(self, path: Path) -> None:
         """Raise where something would be lost: the pool, the project itself, answers not taken in yet."""
