@@ -14,7 +14,7 @@ import torch
 from coresift import InputError
 from coresift.engines.ray import WORKING, DatasetPool, RaySpace, _starts, ray_space, select_on_ray
 from coresift.models import BayesianLinearRegression
-from coresift.models.samples import ClassSamples
+from coresift.models.samples import ClassSamples, GaussianSamples
 from coresift.pool import as_pool
 from coresift.strategies import STRATEGIES, Problem
 
@@ -139,6 +139,18 @@ def test_duplicates_and_vectors_of_norm_zero(rows):
             warnings.filterwarnings("ignore", ".*have zero norm")
             expected = STRATEGIES[name].run(pools[0], 25)
             assert_same(select_on_ray(STRATEGIES[name], pools[1], 25, num_workers=2), expected)
+
+
+@pytest.mark.parametrize("exponent", [-400, 400])
+def test_shards_of_very_different_scales(exponent, rows):
+    """Vectors at the limits of float64, and much smaller ones in the last shards."""
+    scales = np.full(SIZE, 2.0**exponent)
+    scales[SIZE // 2 :] *= 2.0**-60
+    means = rows.T.astype(np.float64) * scales  # of four samples
+    pool = np.stack([means.T, np.ones_like(means.T)], -1)
+    choose = STRATEGIES["predictive-lcmd"]
+    expected = choose.run(problem(pool, GaussianSamples(4)), 12)
+    assert_same(select_on_ray(choose, problem(pool, GaussianSamples(4)), 12, num_workers=3), expected)
 
 
 def test_only_part_of_the_shards_may_be_chosen_from(rows, folder):

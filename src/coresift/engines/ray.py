@@ -7,6 +7,7 @@ direction or a centre of J numbers to each shard, and from each a few leading po
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
 import time
@@ -132,6 +133,8 @@ class Summary:
     total : (J,) the sum of its vectors.
     selectable : (n,) bool, eight to a byte.
     blocks : how many columns each of its blocks has.
+    scale : the unit of its vectors.
+    largest : the largest norm, in that unit.
     state : of the generator, once the space is built.
     """
 
@@ -141,6 +144,8 @@ class Summary:
     blocks: list[int]
     resolution: float
     additive: bool
+    scale: float
+    largest: float
     state: Bits
 
 
@@ -190,7 +195,16 @@ class Shard:
                 "this posterior has a closed form, which needs the pool in one place; "
                 "pass exact=False to sample it"
             )
-        self.space = space
+        self.space, self._state = space, generator.get_state().numpy()
+        return self._summary()
+
+    def rescale(self, scale: float, largest: float) -> Summary:
+        """Measure the vectors in the unit of the shard that holds the ``largest`` norm."""
+        self.space.rescale(math.frexp(scale)[1] - math.frexp(self.space.scale)[1], largest)
+        return self._summary()
+
+    def _summary(self) -> Summary:
+        space = self.space
         return Summary(
             space.total().numpy(),
             space.norm_total(),
@@ -198,7 +212,9 @@ class Shard:
             [part.stop - part.start for part in space.columns.parts()],
             space.resolution,
             space.additive,
-            generator.get_state().numpy(),
+            space.scale,
+            space.largest,
+            self._state,
         )
 
     def process(self) -> int:
@@ -309,7 +325,11 @@ class Shards:
     ----------
     starts : (W + 1,) where the shards begin in the pool, and its size.
     state : what an actor is told after it was built anew: method and arguments, for a shard's number.
+    scale : the unit of all vectors and the largest norm, where not all shards have the same unit by
+        themselves.
     """
+
+    scale: tuple[float, float] | None = None
 
     def __init__(self, strategy: Strategy, problem: Problem, num_workers: int | None) -> None:
         self._ray = _import_ray()
@@ -395,6 +415,8 @@ class Shards:
         self._actors[number] = self._start(number)
         if method != "build":
             self._ray.get(self._call(number, "build", ()))
+            if self.scale is not None:
+                self._ray.get(self._call(number, "rescale", self.scale))
             if self.state is not None:
                 self._ray.get(self._call(number, *self.state(number)))
 
@@ -438,6 +460,13 @@ class RaySpace(ColumnSpace):
     def __init__(self, shards: Shards, generator: torch.Generator) -> None:
         self.shards = shards
         each: list[Summary] = shards.ask("build")
+        # One unit for all, that of the shard with the largest norm, as if the pool were in one place.
+        norms = [math.log2(one.largest) + math.log2(one.scale) if one.largest else -math.inf for one in each]
+        first = each[norms.index(max(norms))]
+        self.scale = first.scale
+        if any(one.scale != first.scale for one in each):
+            shards.scale = unit = first.scale, first.largest
+            each = shards.ask("rescale", lambda _: unit)
         self._total = sum((_tensor(one.total) for one in each[1:]), _tensor(each[0].total))
         self._norm_total = sum(one.norm_total for one in each)
         self._selectable = [one.selectable for one in each]

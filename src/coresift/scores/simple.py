@@ -32,5 +32,7 @@ def variance(posterior: Posterior, pool: Pool) -> Score:
 
 
 def acs_norm(space: Space, pool: Pool | None = None) -> Score:
-    """The paper's acquisition function: ||L_n||^2, what a point would count for on its own."""
+    """The paper's acquisition function: ||L_n||^2, what a point would count for on its own; in units of the
+    space's ``scale``.
+    """
     return Score(torch.square(space.norms).cpu(), pool)

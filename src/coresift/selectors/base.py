@@ -151,6 +151,8 @@ class Selector(ABC, Generic[Source]):
             )
         waiting = check_index(pending, size, "pending")
         closed = check_index(exclude, size, "exclude")
+        if isinstance(source, Space):
+            source.check_scale()
         can = source.selectable if isinstance(source, Space) else torch.ones(size, dtype=torch.bool)
         empty = can.logical_not()  # of norm zero
         zero, first = int(empty.count_nonzero()), int(empty.view(torch.uint8).argmax())
@@ -176,6 +178,8 @@ class Selector(ABC, Generic[Source]):
             account = Account(budget - more, waiting, can, report=advance)
             weights, residuals = self._choose(source, account, generator)
         index = np.asarray(account.chosen, dtype=np.int64)
+        if isinstance(source, Space) and residuals is not None:
+            residuals = residuals * source.scale
         carried = None
         if isinstance(source, Space) and source.additive:
             best, rest = best_weights(

@@ -33,12 +33,15 @@ class GreedyLogDet(Selector[Space]):
         directions = space.total().new_zeros(account.budget + len(account.pending), len(space.total()))
         count = 0
         residuals = []
+        # The I of I + K, in the units of the space; 0 or infinite where K is so large or so small.
+        noise = float(torch.tensor(space.scale, dtype=torch.float64) ** -2)
 
         def condition(n: int, coordinates: Tensor) -> None:
             nonlocal count
             before = directions[:count]
             shared = space.inner_at(before, torch.tensor([n], device=coordinates.device))[:, 0]
-            direction = (coordinates - shared @ before) / math.sqrt(1 + float(variance[n]))
+            std = math.sqrt(noise + float(variance[n]))
+            direction = (coordinates - shared @ before) / (std or math.inf)
             for part, values in space.inner(direction):
                 variance[part] = (variance[part] - values**2).clamp(min=0)
             directions[count] = direction

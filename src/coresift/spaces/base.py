@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 ANCHORS = 64
 # Two points are the same if their squared distance is below this share of their squared norms.
 SAME = 1e-10
+# The smallest norm, and one over the largest, whose inner products can be squared and summed in float64.
+LEAST_NORM = 1e-140
 
 
 class Space(ABC):
@@ -32,12 +34,15 @@ class Space(ABC):
     ----------
     norms : (N,) float64, ||L_n||.
     resolution : relative rounding error of an inner product; nearer points count as the same.
+    scale : the unit of norms and coordinates, a power of two. It is one unless the vectors are so large or
+        so small that their squares would not fit into a float.
     additive : whether the sum of the vectors is what the pool says as a whole, as it is for likelihoods and
         their gradients, but not for features.
     """
 
     norms: Tensor
     resolution: float = 1e-14
+    scale: float = 1.0
     additive: bool = True
 
     def __len__(self) -> int:
@@ -95,6 +100,15 @@ class Space(ABC):
         pool, a few at a time.
         """
         return iter(())
+
+    def check_scale(self) -> None:
+        """Raise where norms are too large or too small for float64 to hold products of inner products."""
+        largest = float(self.norms.max())
+        if largest != 0 and not LEAST_NORM <= largest <= 1 / LEAST_NORM:  # also where it is NaN
+            raise InputError(
+                f"the largest vector has a norm of {largest:.3g}, out of the range of float64 arithmetic; "
+                "measure the pool's columns in other units, so that their numbers are of about size one"
+            )
 
     @property
     def selectable(self) -> Tensor:

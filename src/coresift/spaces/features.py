@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from coresift.models.base import LastLayerPosterior, Posterior
-from coresift.pool import Pool, as_pool, read
+from coresift.pool import BLOCK, Pool, as_pool, read
+from coresift.spaces.scaling import divide, excess_exponent, largest_entry
+from coresift.spaces.storage import map_pool
 from coresift.spaces.vectors import VectorSpace
 
 
@@ -23,8 +25,12 @@ class FeatureSpace(VectorSpace):
         return torch.ones(len(self), dtype=torch.bool)
 
 
-def feature_space(posterior: Posterior | None, pool: Pool, labelled: Tensor | None = None) -> FeatureSpace:
+def feature_space(
+    posterior: Posterior | None, pool: Pool, labelled: Tensor | None = None, memory: int | None = None
+) -> FeatureSpace:
     """The posterior's features of each point, or the rows themselves where the model has none.
+
+    ``memory`` is how many bytes the process may hold; features that do not fit go to a temporary file.
 
     >>> feature_space(None, as_pool(torch.tensor([[1.0], [3.0]]))).vectors
     tensor([[-1.,  1.]])
@@ -34,16 +40,28 @@ def feature_space(posterior: Posterior | None, pool: Pool, labelled: Tensor | No
         found = model_features(posterior, x)
         # A last layer may count in float64. What a network made in float32 gains nothing by that but weight,
         # and the kernels on a GPU are for float32.
-        return found.float() if x.dtype == torch.float32 else found
+        return (found.float() if x.dtype == torch.float32 else found).mT
 
-    def map_rows(source: Pool) -> Tensor:
-        with torch.no_grad():
-            return torch.cat([features(block.x) for block in read(source)]).mT.contiguous()
-
-    vectors = map_rows(pool)
-    mean = vectors.double().mean(1, keepdim=True).to(vectors)
-    anchors = None if labelled is None else map_rows(as_pool(labelled)).to(mean.device) - mean
-    return FeatureSpace(vectors - mean, anchors)
+    with torch.no_grad():
+        columns = map_pool(pool, BLOCK, lambda block: features(block.x), memory)
+        anchors = None
+        if labelled is not None:
+            anchors = torch.cat([features(block.x) for block in read(as_pool(labelled))], 1).to(
+                columns.device
+            )
+    # Before the mean is subtracted: differences of numbers at the limits of a float do not fit into it.
+    exponent = excess_exponent(largest_entry(columns.part(part) for part in columns.parts()))
+    mean = torch.zeros(columns.shape[0], 1, dtype=torch.float64, device=columns.device)
+    for part in columns.parts():
+        mean += divide(columns.part(part), exponent).double().sum(1, keepdim=True)
+    mean = (mean / len(columns)).to(columns.dtype)
+    for part in columns.parts():
+        columns.part(part).sub_(mean)
+    if anchors is not None:
+        anchors = divide(anchors, exponent) - mean
+    space = FeatureSpace(columns, anchors)
+    space.scale *= 2.0**exponent
+    return space
 
 
 def model_features(posterior: Posterior | None, x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from coresift.pool import BLOCK, ArrayPool, Pool, blocks, read
 from coresift.spaces.base import ANCHORS, KernelSpace
+from coresift.spaces.scaling import divide, excess_exponent, largest_entry
 
 
 @dataclass(frozen=True)
@@ -127,12 +128,18 @@ def stored_outer_space(
 ) -> OuterSpace:
     """Points whose sides, left (N, p) and right (N, q), are computed already; likewise for labelled ones."""
     width = left.shape[1]
+    exponents = [excess_exponent(largest_entry([side])) for side in (left, right)]
 
     def sides(rows: Tensor) -> tuple[Tensor, Tensor]:
         return rows[:, :width], rows[:, width:]
 
     def joined(left: Tensor, right: Tensor) -> Tensor:
-        return torch.cat([left, right.to(left.device)], 1).double()
+        rows = torch.cat([left, right.to(left.device)], 1).double()
+        for side, exponent in zip(sides(rows), exponents, strict=True):
+            divide(side, exponent)
+        return rows
 
     anchors = None if labelled is None else joined(*labelled)
-    return OuterSpace(OuterKernel(sides), ArrayPool(joined(left, right)), anchors)
+    space = OuterSpace(OuterKernel(sides), ArrayPool(joined(left, right)), anchors)
+    space.scale = 2.0 ** sum(exponents)
+    return space

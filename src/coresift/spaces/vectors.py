@@ -17,6 +17,7 @@ from coresift.spaces.base import ANCHORS, Space
 from coresift.spaces.centres import VectorCentres
 from coresift.spaces.leaders import TIED, Leaders, Scan, best
 from coresift.spaces.on_gpu import CentresOnGPU, ScanOnGPU, has_kernels
+from coresift.spaces.scaling import MODERATE, divide, excess_exponent, largest_entry
 from coresift.spaces.storage import Columns, InMemory, new_like, where
 from coresift.types import Index, InputError
 
@@ -24,6 +25,8 @@ from coresift.types import Index, InputError
 _LEADERS = 512
 # Points so close to the winner that rounding may have put them behind it, looked at together.
 _MOST_LEADERS = 4096
+# Labelled points may be so many times as large as the pool's: float32 can hold their squared distances.
+_FARTHEST = 2.0**60
 # Labelled points looked at together on a GPU, and their products with the pool, at most.
 _ANCHORS_ON_GPU, _PRODUCTS_ON_GPU = 1024, 2**28
 
@@ -57,6 +60,9 @@ class ColumnSpace(Space):
     def argmax(self, element: Tensor, allowed: Tensor) -> int:
         return self.scan(allowed).argmax(element)
 
+    def check_scale(self) -> None:
+        """Nothing to check: stored vectors are rescaled instead."""
+
 
 class VectorSpace(ColumnSpace):
     """Vectors that are stored on this machine.
@@ -66,9 +72,13 @@ class VectorSpace(ColumnSpace):
 
     Elements of the space are on the CPU, also where the vectors are on a GPU.
 
+    Very large or very small vectors are multiplied by a power of two, which rounds nothing, so that the batch
+    is the same at any scale; ``scale`` is one over that power.
+
     Parameters
     ----------
-    vectors : (J, N), a tensor, or columns in memory or on disk.
+    vectors : (J, N), a tensor, or columns in memory or on disk; columns are rescaled in place, a tensor is
+        copied for that.
     labelled : (J, M), labelled points in the same space, the first centres of distance selectors.
     half : on a GPU, whether Frank-Wolfe scans float16 copies of the vectors, half as much memory again, and
         the vectors themselves only where the winner can be; the batch is the same. Without effect on a CPU,
@@ -91,13 +101,46 @@ class VectorSpace(ColumnSpace):
         if labelled is not None and (labelled.ndim != 2 or len(labelled) != shape[0]):
             raise InputError(f"labelled vectors have shape {tuple(labelled.shape)}, expected ({shape[0]}, M)")
         self.columns = InMemory(vectors) if isinstance(vectors, Tensor) else vectors
+        self._borrowed = isinstance(vectors, Tensor)
         self.labelled = None if labelled is None or labelled.shape[1] == 0 else labelled.cpu()
         self.device, self.half = self.columns.device, half
         # Two rows beside the vectors: one over the norm, or zero, and the squared norm; in units of about the
         # largest norm, since squares of large numbers are too large for float32.
         self.sizes = new_like(self.columns, 2, self.columns.dtype)
-        total = torch.zeros(shape[0], dtype=torch.float64, device=self.device)
-        largest, self._norm_total = 0.0, 0.0
+        # A sum of J products, each rounded, and its two factors.
+        self.resolution = (shape[0] + 4) * torch.finfo(self.columns.dtype).eps
+        self._measure()
+        if not 2.0**-MODERATE <= self.largest <= 2.0**MODERATE:
+            entry = largest_entry(self.columns.part(part) for part in self.columns.parts())
+            if entry == 0 and self.labelled is not None:  # points that are all at the origin
+                entry = largest_entry([self.labelled])
+            if excess := excess_exponent(entry):
+                self.rescale(excess)
+
+    def check_scale(self) -> None:
+        if self.labelled is not None and self.largest > 0:
+            ratio = largest_entry([self.labelled]) / self.largest
+            if not ratio <= _FARTHEST:
+                raise InputError(
+                    f"labelled vectors are {ratio:.1g} times as large as the pool's, so that distances "
+                    "within the pool would be lost in rounding; check that both have the same units"
+                )
+
+    def rescale(self, exponent: int, largest: float = 0.0) -> None:
+        """Divide all vectors by ``2**exponent``; ``largest`` is the largest norm elsewhere in the pool."""
+        if self._borrowed:
+            self.columns, self._borrowed = InMemory(self.vectors.clone()), False
+        for part in self.columns.parts():
+            divide(self.columns.part(part), exponent)
+        if self.labelled is not None:
+            self.labelled = divide(self.labelled.to(torch.float64, copy=True), exponent)
+        self.scale *= 2.0**exponent
+        self._measure(largest)
+
+    def _measure(self, largest: float = 0.0) -> None:
+        """Find the sizes of all vectors, their sum, and the largest norm."""
+        total = torch.zeros(self.columns.shape[0], dtype=torch.float64, device=self.device)
+        self.largest, self._norm_total = largest, 0.0
         for part in self.columns.parts():
             block = self.columns.part(part).double()
             check_finite(block.mT, part.start, "space")
@@ -105,17 +148,17 @@ class VectorSpace(ColumnSpace):
             norms = block.square().sum(0).sqrt()
             self._norm_total += float(norms.sum())
             self.sizes.part(part)[1] = norms.clamp(max=torch.finfo(self.sizes.dtype).max)
-            largest = max(largest, float(norms.max()))
+            self.largest = max(self.largest, float(norms.max()))
         # A power of two: what is rounded to float32 is then the same in any unit, as in parts of the pool.
-        self.unit = 2.0 ** min(max(math.ceil(math.log2(largest)) if largest > 0 else 0, -100), 100)
+        self.unit = 1.0
+        if 0 < self.largest < math.inf:
+            self.unit = 2.0 ** math.ceil(math.log2(self.largest))
         for part in self.columns.parts():
             sizes = self.sizes.part(part)
             sizes[1] /= self.unit
             sizes[0] = torch.where(sizes[1] > 0, 1 / sizes[1], 0.0).clamp_(max=torch.finfo(sizes.dtype).max)
             sizes[1] *= sizes[1].clone()
         self._total, self._fetched = total.cpu(), dict[int, Tensor]()
-        # A sum of J products, each rounded, and its two factors.
-        self.resolution = (shape[0] + 4) * torch.finfo(self.columns.dtype).eps
 
     def __len__(self) -> int:
         return self.columns.shape[1]
