@@ -1,5 +1,9 @@
 """What every estimator built on networks does with what it is given: forms, bytes, devices, saving."""
 
+import json
+import os
+import shutil
+import sys
 from functools import partial
 
 import numpy as np
@@ -182,6 +186,14 @@ def test_fields_of_a_wide_range_may_be_small(kind):
     np.testing.assert_allclose(model.predict(small)[0], together[0], rtol=1e-5, atol=1e-5)
 
 
+def as_saved_before(folder):
+    """Give a saved model the form that it had before model.json named the file of weights."""
+    described = json.loads((folder / "model.json").read_text())
+    (folder / described.pop("weights", "weights.safetensors")).rename(folder / "weights.safetensors")
+    (folder / "model.json").write_text(json.dumps(described))
+    return folder / "weights.safetensors"
+
+
 @pytest.mark.parametrize("kind", [NeuralLinearClassifier, NeuralLinearRegressor, EnsembleClassifier])
 def test_models_saved_without_their_units(kind, tmp_path):
     from safetensors.torch import load_file, save_file
@@ -189,14 +201,79 @@ def test_models_saved_without_their_units(kind, tmp_path):
     x, y = images()
     model = quick(kind).fit(x, y)
     model.save(tmp_path)
-    tensors = load_file(tmp_path / "weights.safetensors")
+    weights = as_saved_before(tmp_path)
+    tensors = load_file(weights)
     without = {name: value for name, value in tensors.items() if not name.endswith("units")}
     assert len(without) == len(tensors) - 1
-    save_file(without, tmp_path / "weights.safetensors")
+    save_file(without, weights)
     again = kind.load(tmp_path, network=model.network)
     assert (again.predict(x) == model.predict(x)).all()
     with pytest.raises(InputError, match=r"trained on bytes"):
         again.predict(x / 255)
+
+
+def states_while(action, folder):
+    """Run ``action``, and return all contents that ``folder`` had between two calls meanwhile."""
+    states, seen = [], []
+
+    def look(*_):
+        with os.scandir(folder) as entries:
+            now = sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries)
+        if now not in seen:
+            seen.append(now)
+            states.append({path.name: path.read_bytes() for path in folder.iterdir()})
+
+    sys.setprofile(look)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    look()
+    return states
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["of now", "of an earlier version"])
+def test_a_kill_while_saving_leaves_the_old_model_or_the_new_one(tmp_path, before):
+    x, few = np.random.default_rng(0).normal(size=(20, 2)), {"epochs": 2, "progress": False}
+    old = NeuralLinearRegressor(**few, random_state=0).fit(x, x[:, 0])
+    new = NeuralLinearRegressor(**few, random_state=1).fit(x, x[:, 0] * 100)
+    folder, copy = tmp_path / "model", tmp_path / "copy"
+    old.save(folder)
+    if before:
+        as_saved_before(folder)
+
+    found = []
+    for state in states_while(lambda: new.save(folder), folder):
+        copy.mkdir()
+        for name, content in state.items():
+            (copy / name).write_bytes(content)
+        loaded = NeuralLinearRegressor.load(copy).predict(x)
+        found.append([np.allclose(loaded, model.predict(x)) for model in (old, new)])
+        shutil.rmtree(copy)
+    assert len(found) > 3 and [True, False] in found and found[-1] == [False, True]
+    assert all(any(alike) for alike in found)
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_saved_weights_that_are_damaged_or_missing(tmp_path):
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    model = NeuralLinearRegressor(epochs=2, progress=False).fit(x, x[:, 0])
+    model.save(tmp_path)
+    (weights,) = tmp_path.glob("weights-*")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 64
+    weights.write_bytes(content)
+    with pytest.raises(InputError, match=r"weights-.* is damaged"):
+        NeuralLinearRegressor.load(tmp_path)
+    weights.unlink()
+    with pytest.raises(InputError, match=r"only a part of a model: it has no weights-"):
+        NeuralLinearRegressor.load(tmp_path)
+    described = json.loads((tmp_path / "model.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps(described | {"weights": "../x"}))
+    with pytest.raises(InputError, match=r"weights is '\.\./x'"):
+        NeuralLinearRegressor.load(tmp_path)
+    model.save(tmp_path)  # over what is damaged
+    np.testing.assert_allclose(NeuralLinearRegressor.load(tmp_path).predict(x), model.predict(x))
 
 
 def test_units_are_not_looked_at_in_training(monkeypatch):

@@ -787,6 +787,41 @@ def test_files_that_are_no_rounds(tmp_path: Path) -> None:
             write_report(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["/../../mine", "..", "a\\b", "a\nb", ""])
+def test_packed_rounds_write_nowhere_else(tmp_path: Path, name: str) -> None:
+    """A data set's name becomes part of a file's name."""
+    (tmp_path / "results" / "curves-").mkdir(parents=True)
+    (tmp_path / "mine.png").write_text("mine")
+    records = [Record(name, "random", seed, tuple(run("random", seed, [10]))) for seed in range(2)]
+    pack(records, {}, tmp_path / "results" / "rounds.parquet")
+    with pytest.raises(InputError, match=r"cannot be a data set's name"):
+        write_report(tmp_path / "results")
+    assert (tmp_path / "mine.png").read_text() == "mine"
+
+
+def test_names_with_dollars_are_drawn_as_they_are(tmp_path: Path) -> None:
+    """For matplotlib, what stands between two of them is a formula."""
+    for method in ("random", "$\\nothing$"):
+        write(Log(tmp_path / "price in $, not $^" / f"{method}.jsonl"), {0: run(method, 0, [10])})
+    write_report(tmp_path)
+    assert (tmp_path / "curves-price in $, not $^.png").exists()
+
+
+def test_a_report_is_replaced_and_not_written_into(tmp_path: Path) -> None:
+    """Whoever has the old files open, or is left with them after a kill, has them whole."""
+    results, kept = tmp_path / "results", tmp_path / "kept"
+    kept.mkdir()
+    for method in ("random", "lcmd"):
+        write(Log(results / "yacht" / f"{method}.jsonl"), {0: run(method, 0, [10])})
+        write_report(results)
+        if method == "random":
+            before = {path.name: path.read_bytes() for path in results.iterdir() if path.is_file()}
+            for name in before:
+                (kept / name).hardlink_to(results / name)
+    assert {"report.html", "table1.md", "curves-yacht.png", "rounds.parquet"} == {*before}
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
+
+
 def test_a_mistaken_ceiling_writes_nothing(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="to be the ceiling of others"):
         write_report(folder, tmp_path / "new", ceiling=folder)

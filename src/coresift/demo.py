@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import Tensor
 
+from coresift.atomic import write_text
 from coresift.data import load_energy
 from coresift.models import BayesianLinearRegression, BayesianProbitRegression, Posterior
 from coresift.pool import as_pool
@@ -298,7 +299,7 @@ def run(
     save(curves, out / "curves.png")
     save(batches, out / "batches.png")
     text = html.page("Which buildings to simulate next?", _story(comparison, curves, batches, spread))
-    (out / "index.html").write_text(text, encoding="utf-8")
+    write_text(out / "index.html", text)
 
     table = Table("labels", *comparison.rmse, title="test RMSE, kWh/m², mean ± standard error")
     for column in table.columns:

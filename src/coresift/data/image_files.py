@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from coresift.atomic import replacing
 from coresift.types import Index, InputError
 
 if TYPE_CHECKING:
@@ -97,6 +98,9 @@ def write_sheets(images: Images, folder: str | Path) -> None:
             )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    # A set is found by its labels, which are written last: what was stopped halfway is not taken for a set.
+    for split in splits:
+        (folder / f"{split}_labels.npy").unlink(missing_ok=True)
     for split, (x, _) in splits.items():
         channels, height, width = x.shape[1:]
         for number, start in enumerate(range(0, len(x), PER_SHEET)):
@@ -105,11 +109,11 @@ def write_sheets(images: Images, folder: str | Path) -> None:
             block.reshape(PER_SHEET, channels, height, width)[: len(part)] = part
             sheet = block.transpose(1, 3, 0, 4, 2).reshape(ROWS * height, COLUMNS * width, channels)
             colours = np.ascontiguousarray(np.broadcast_to(sheet, (*sheet.shape[:2], 3)))
-            path = folder / f"{split}_{number:02d}.webp"
-            from_array(colours).save(path, lossless=True, quality=80, method=4)
-    # Last, since a set is found by its labels: what was stopped halfway is not taken for a set.
+            with replacing(folder / f"{split}_{number:02d}.webp") as file:
+                from_array(colours).save(file, "WEBP", lossless=True, quality=80, method=4)
     for split, (_, y) in splits.items():
-        np.save(folder / f"{split}_labels.npy", y)
+        with replacing(folder / f"{split}_labels.npy") as file:
+            np.save(file, y)
 
 
 def read_idx(paths: Sequence[Path], shape: Shape) -> Arrays:

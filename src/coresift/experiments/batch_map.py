@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from scipy.spatial import cKDTree
 from sklearn.base import ClassifierMixin
 
+from coresift.atomic import replacing
 from coresift.loop import Method, Simulation, choose
 from coresift.report.figures import COLOURS, INK, style
 from coresift.types import Floats, Index, InputError
@@ -98,7 +99,8 @@ class BatchMap:
         arrays: dict[str, Any] = {"features": self.features.astype(np.float32), "classes": self.classes}
         arrays |= {f"batch {name}": batch for name, batch in self.batches.items()}
         arrays |= {f"spread {name}": value for name, value in self.spread.items()}
-        np.savez_compressed(path, **arrays, random=self.random)
+        with replacing(path) as file:
+            np.savez_compressed(file, **arrays, random=self.random)
 
     def picture(self, seed: int = 0) -> Figure:
         """The batches on a map by t-SNE, beside each other."""

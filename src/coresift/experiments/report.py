@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from coresift.atomic import write_text
 from coresift.experiments.comparison import (
     Along,
     Estimate,
@@ -97,9 +98,9 @@ def write_report(
         parts.append(_at_the_end(results) if results.classes else _seconds(results))
     parts += end
     title, tables = TITLE.format(sort=sort), "table1.md" if False in sorts else "tables.md"
-    (out / tables).write_text(markdown(title, parts), encoding="utf-8")
+    write_text(out / tables, markdown(title, parts))
     path = out / "report.html"
-    path.write_text(page(title, parts), encoding="utf-8")
+    write_text(path, page(title, parts))
     return path
 
 

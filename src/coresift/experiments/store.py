@@ -250,9 +250,17 @@ def _unpack(path: Path) -> tuple[list[Record], Origins]:
     whose, records = ("data", "method", "seed"), []
     turns = table.drop_columns(whose).to_pylist()
     runs = table.select(whose).to_pylist()
+    for run in runs:
+        _check_name(run["data"], path)
     for run, group in groupby(zip(runs, turns, strict=True), lambda pair: pair[0]):
         records.append(Record(**run, rounds=_with_purchases([_round(turn) for _, turn in group])))
     return records, origins
+
+
+def _check_name(name: Any, path: Path) -> None:
+    """Raise for the name of a data set that no file can have: figures are named by it."""
+    if not isinstance(name, str) or not name.isprintable() or name in ("", ".", "..") or {*name} & {*"/\\:"}:
+        raise InputError(f"{path} holds no rounds of experiments: {name!r} cannot be a data set's name")
 
 
 def _with_purchases(rounds: Sequence[Round]) -> tuple[Round, ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
+import re
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +22,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from coresift.atomic import replacing, write_text
 from coresift.networks import MLP, Trainer
 from coresift.networks.images import Precision, Prepared
 from coresift.networks.layers import Standardise, outputs_of
@@ -27,6 +30,9 @@ from coresift.types import InputError
 
 # Labelled rows that are looked at to see whether training went well, and the share of features that should.
 _LOOKED_AT, _LEAST_ALIVE = 1000, 0.1
+
+# The file of weights of models that were saved before model.json named one.
+_UNNAMED = "weights.safetensors"
 
 
 class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
@@ -286,8 +292,12 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
     # Saving: weights with safetensors, everything else as JSON, and no pickle anywhere.
 
     def save(self, folder: str | Path) -> None:
-        """Write the fitted estimator to a folder."""
-        from safetensors.torch import save_file
+        """Write the fitted estimator to a folder, as ``model.json`` and the file of weights that it names.
+
+        A model that is there is replaced as a whole: if the process is killed meanwhile, the folder holds
+        the old model or the new one.
+        """
+        from safetensors.torch import save
 
         check_is_fitted(self)
         path = Path(folder)
@@ -308,12 +318,18 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
             "targets": self._described_targets(),
             "facts": facts,
         }
-        # Written down first, so that weights are not left beside the description of others.
+        weights = save({name: value.contiguous().cpu() for name, value in tensors.items()})
+        # Named by what it holds, so that it never takes the place of the weights of the old model.json.
+        described["weights"] = _weights_name(weights)
         text = json.dumps(described, indent=2, default=lambda value: value.item()) + "\n"
-        save_file(
-            {name: value.contiguous().cpu() for name, value in tensors.items()}, path / "weights.safetensors"
-        )
-        (path / "model.json").write_text(text, encoding="utf-8")
+        old = None
+        with suppress(OSError, ValueError, AttributeError):  # no old model, or a damaged one
+            old = _weights_file(json.loads((path / "model.json").read_text(encoding="utf-8")))
+        with replacing(path / described["weights"]) as file:
+            file.write(weights)
+        write_text(path / "model.json", text)
+        if old is not None and old != described["weights"]:
+            (path / old).unlink(missing_ok=True)
 
     @classmethod
     def load(cls, folder: str | Path, network: Any = None, device: str | None = None) -> Self:
@@ -339,7 +355,12 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         if described["feature_names_in"]:
             estimator.feature_names_in_ = np.array(described["feature_names_in"], dtype=object)
         estimator._restore_targets(described["targets"])
-        tensors = load_file(path / "weights.safetensors", device=str(estimator.device))
+        weights = path / _weights_file(described)
+        if not weights.is_file():
+            raise InputError(f"{path} holds only a part of a model: it has no {weights.name}; save it again")
+        if weights.name not in (_UNNAMED, _weights_name(weights.read_bytes())):
+            raise InputError(f"{weights} is damaged: it does not hold what was saved; save it again")
+        tensors = load_file(weights, device=str(estimator.device))
         estimator._restore(tensors, described["facts"])
         return estimator
 
@@ -446,3 +467,16 @@ def _check_form(shape: tuple[int, ...], tabular: bool, of_bytes: bool) -> None:
         change = "bring the channels forward, as np.moveaxis(X, 3, 1) does"
     if change is not None:
         raise InputError(f"images have shape {shape}, expected (n, channels, height, width); {change}")
+
+
+def _weights_name(content: bytes) -> str:
+    """Return the name of a file of weights, with the start of its SHA-256: enough to notice damage."""
+    return f"weights-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
+
+
+def _weights_file(described: Mapping[str, Any]) -> str:
+    """Return the name of the file of weights that goes with the content of a ``model.json``."""
+    name = str(described.get("weights", _UNNAMED))
+    if name != _UNNAMED and not re.fullmatch(r"weights-[0-9a-f]{16}\.safetensors", name):
+        raise InputError(f"model.json is damaged: weights is {name!r}; save the model again")
+    return name

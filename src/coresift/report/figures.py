@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
+from coresift.atomic import replacing
 from coresift.labelling.records import CurvePoint
 from coresift.types import Floats, InputError
 
@@ -44,6 +45,7 @@ _STYLE: Any = {
     "svg.fonttype": "path",
     "svg.hashsalt": "coresift",  # the same figure gives the same file
     "text.color": INK,
+    "text.parse_math": False,  # a name may hold "$"
     "xtick.color": SOFT,
     "ytick.color": SOFT,
 }
@@ -62,8 +64,8 @@ def style() -> Any:
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure; the ending of the path says in which format."""
-    with style():
-        figure.savefig(path)
+    with style(), replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:])
 
 
 def to_svg(figure: Figure) -> str:
@@ -156,7 +158,7 @@ def error_with_forecast(
         axes.set_xlabel("labels")
         # The font of the figures has no more than this, and a name may hold anything.
         plain = measure.isprintable() and max(map(ord, measure), default=0) < 256
-        axes.set_ylabel(measure if plain else "error", parse_math=False)
+        axes.set_ylabel(measure if plain else "error")
         axes.set_ylim(bottom=0)
         axes.legend()
     return figure
