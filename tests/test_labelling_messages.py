@@ -69,6 +69,29 @@ def test_limits_are_not_taken_for_the_end_of_the_pool(tmp_path):
     assert "only" not in run("select", project, "--batch-size", 3, "--more").splitlines()[1]
 
 
+# What was chosen, without a file.
+
+
+def test_ids_are_printed(tmp_path):
+    project = begin(tmp_path)
+    assert run("pending", project) == "no item is pending\n"
+    text = run("select", project, "--batch-size", 5)
+    ids = say("pending", project)["items"]
+    assert len(ids) == 5 and run("pending", project).splitlines() == ids
+    lines = text.splitlines()
+    first = lines.index(ids[0])
+    assert lines[first : first + 5] == ids and f"coresift pending {project} --out batch.csv" in text
+    (tmp_path / "ids.txt").write_text(run("pending", project))
+    assert say("reopen", project, f"@{tmp_path / 'ids.txt'}")["reopened"] == 5
+
+
+def test_ids_of_large_batches_and_odd_ids_do_no_harm_to_a_terminal(tmp_path, monkeypatch):
+    monkeypatch.setattr("coresift.labelling.commands._SHOWN_IDS", 3)
+    project = begin(tmp_path, ids=[f"\x1b[2J{row}" for row in range(N)])
+    text = run("select", project, "--batch-size", 5)
+    assert "... and 2 more" in text and "\x1b" not in text and "\x1b" not in run("pending", project)
+
+
 # Ids from a file.
 
 
@@ -333,3 +356,26 @@ def test_the_page_after_the_batch_is_answered(tmp_path):
     assert (
         text.index("What was asked last") < text.index("date from round 1") < text.index("After this batch")
     )
+
+
+def test_the_page_after_the_batch_is_withdrawn(tmp_path):
+    project, batch = begin(tmp_path, known=40), tmp_path / "batch.csv"
+
+    def told():
+        run("report", project)
+        return (project / "report.html").read_text(encoding="utf-8")
+
+    first = say("select", project, "--batch-size", 6, "--out", batch)["batch"]
+    run("reopen", project, f"@{batch}")
+    text = told()
+    assert "<td>6</td><td>0</td><td>6</td>" in text  # of the batch, answered and withdrawn
+    assert "Nothing is asked for: all batches were withdrawn." in text and "Number 1 of the batch" not in text
+    assert "After this batch" not in text
+    # With a part withdrawn, the rest is asked for; with a later batch withdrawn, the earlier one.
+    run("select", project, "--batch-size", 6)
+    run("reopen", project, first[0]["id"], first[1]["id"])
+    assert "the batch of round 2, shown below, of size 4" in told()
+    later = [one["id"] for one in say("select", project, "--batch-size", 3, "--more")["batch"]]
+    assert "the batch of round 3" in told()
+    run("reopen", project, *later)
+    assert "the batch of round 2" in told()

@@ -159,6 +159,58 @@ def test_asked_twice_it_answers_the_same(project, tmp_path):
     }
 
 
+def test_another_batch_is_not_chosen_by_accident(project, tmp_path):
+    folder, truth = project
+    batch = tmp_path / "batch.csv"
+    first = say("select", folder, "--batch-size", 20, "--out", batch)["batch"]
+    written = batch.read_bytes()
+    refused = run("select", folder, "--batch-size", 5, "--out", batch, code=2)
+    assert "20 items are pending already" in refused and "--more" in refused and "--replace" in refused
+    assert batch.read_bytes() == written and say("status", folder)["counts"]["pending"] == 20
+    assert "say one" in run("select", folder, "--batch-size", 5, "--more", "--replace", code=2)
+    # Once answers came in, what is left may stay pending.
+    with batch.open(encoding="utf-8-sig") as file:
+        head = "".join(next(file) for _ in range(4))
+    (tmp_path / "some.csv").write_text(head)
+    answer(tmp_path / "some.csv", truth, tmp_path / "some.csv")
+    assert say("ingest", folder, tmp_path / "some.csv")["new"] == 3
+    assert "still pending from earlier batches: 17" in run("select", folder, "--batch-size", 5)
+    assert say("pending", folder)["pending"] == 22 and len(first) == 20
+
+
+@pytest.mark.parametrize("known", [5, 20])  # without a model, and with one
+def test_a_withdrawn_batch_leaves_no_trace_in_the_choice(tmp_path, known):
+    pool(tmp_path / "pool.parquet", known)
+    folder, batch = tmp_path / "project", tmp_path / "batch.csv"
+    run("init", folder, "--pool", tmp_path / "pool.parquet", "--target", "kind")
+    words = "select", folder, "--batch-size", 6, "--strategy", "random", "--out", batch
+    first = say(*words)["batch"]
+    run("reopen", folder, f"@{batch}")
+    second = say(*words)
+    assert second["batch"] == first and second["number"] == 2 and not second["again"]
+    # Another size in its place, and back; asked the same again, --replace does nothing.
+    smaller = say("select", folder, "--batch-size", 4, "--replace", "--out", batch)
+    assert len(smaller["batch"]) == 4 and say("status", folder)["counts"]["pending"] == 4
+    assert say("select", folder, "--batch-size", 4, "--replace")["again"]
+    assert say(*words, "--replace")["batch"] == first
+    rounds = say("status", folder)["rounds"]
+    assert [(one["items"], one["pending"], one["withdrawn"]) for one in rounds] == [
+        (6, 0, 6),
+        (6, 0, 6),
+        (4, 0, 4),
+        (6, 6, 0),
+    ]
+
+
+def test_a_withdrawn_item_may_be_asked_for_at_once(project):
+    folder, _ = project
+    first = say("select", folder, "--batch-size", 4)["batch"]
+    words = "--must-include", first[3]["id"], "--exclude", first[0]["id"]
+    second = say("select", folder, "--batch-size", 3, "--replace", *words)["batch"]
+    assert second[0]["id"] == first[3]["id"] and first[0]["id"] not in {one["id"] for one in second}
+    assert say("status", folder)["counts"]["excluded"] == 1
+
+
 def test_the_same_project_chooses_the_same(tmp_path):
     pool(tmp_path / "pool.parquet")
     batches = []
@@ -819,7 +871,8 @@ def test_until_nothing_is_left(tmp_path):
     assert len(say("select", folder, "--batch-size", 50)["batch"]) == 10
     assert "every item" in run("select", folder, "--batch-size", 50, "--more", code=4)
     run("reopen", folder, "item-195")
-    assert [one["id"] for one in say("select", folder, "--batch-size", 50)["batch"]] == ["item-195"]
+    more = say("select", folder, "--batch-size", 50, "--more")
+    assert [one["id"] for one in more["batch"]] == ["item-195"]
 
 
 def test_ids_from_a_file(project, tmp_path):

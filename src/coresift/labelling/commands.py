@@ -28,6 +28,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 # Classes, or corrections, that are named in one line; the others are counted.
 _SHOWN_CLASSES, _SHOWN_CORRECTIONS = 10, 5
+# Ids that are printed of a batch without a file.
+_SHOWN_IDS = 100
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -175,6 +177,9 @@ def select(
     more: Annotated[
         bool, typer.Option("--more", help="A further batch, though nothing came in since the last.")
     ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Withdraw the items that are pending, and choose anew.")
+    ] = False,
     wait: Annotated[float, typer.Option(help="Seconds to wait for another program that is writing.")] = 0.0,
     json: Json = False,
 ) -> None:
@@ -199,7 +204,7 @@ def select(
         )
         if out is not None:  # before anything is chosen that could then not be written
             _check_batch_file(opened, out)
-        made, again = opened.next_round(request, more, wait, out=out)
+        made, again = opened.next_round(request, more, wait, out=out, replace=replace)
         lines = [
             f"round {made.number}: {len(made.batch)} items by {made.strategy}, after {made.labels} labels"
             + (" (chosen before, and nothing came in since)" if again else "")
@@ -213,9 +218,17 @@ def select(
                 "features alone"
             )
         lines += made.notes.get("worth", ())
-        if out is not None:
+        if out is None:
+            lines += _listed_ids([one.id for one in made.batch], f"coresift pending {project} lists all")
+            lines.append(f"write them to a file with: coresift pending {project} --out batch.csv")
+        else:
             lines.append(
                 f"written to {out}; fill in {opened.target!r} and run: coresift ingest {project} {out}"
+            )
+        earlier = len(opened.pending()) - len(made.batch)
+        if earlier:
+            lines.append(
+                f"still pending from earlier batches: {earlier:,}; coresift pending {project} lists all"
             )
         facts = {**asdict(made), "again": again, "shortage": shortage, "out": str(out) if out else None}
         _say(json, facts, *lines)
@@ -249,19 +262,43 @@ def _check_batch_file(project: Project, out: Path) -> None:
     len(project.pool)  # raises where it is gone, or another by now
 
 
+def _listed_ids(ids: Sequence[str], rest: str) -> list[str]:
+    """Ids for people to read, one in a line; of many the first, and how to see the rest."""
+    shown = [_plain_id(one) for one in ids[:_SHOWN_IDS]]
+    more = len(ids) - len(shown)
+    return [*shown, *([f"... and {more:,} more: {rest}"] if more else [])]
+
+
+def _plain_id(name: str) -> str:
+    """The id as it stands, or quoted where it could do something to a terminal."""
+    return name if name.isprintable() else repr(name)
+
+
 def pending(
     project: ProjectFolder,
-    out: Annotated[Path, typer.Option(help="The CSV file to write for the annotators.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The CSV file to write for the annotators; ids are printed by default."),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Write all items that are out once more, of whatever round."""
+    """List all items that are pending, of whatever round, or write them to a file once more."""
     from coresift.labelling.project import Project
 
     with Project(project) as opened:
-        _check_batch_file(opened, out)
+        if out is not None:
+            _check_batch_file(opened, out)
         waiting = opened.pending()
-        opened.write_batch(out, waiting)
-    _say(json, {"pending": len(waiting), "out": str(out)}, f"{len(waiting)} items that are out: {out}")
+        if out is not None:
+            opened.write_batch(out, waiting)
+    ids = [one.id for one in waiting]
+    facts = {"pending": len(ids), "items": ids, "out": str(out) if out else None}
+    if out is not None:
+        _say(json, facts, f"{len(ids)} pending items written to {out}")
+        return
+    _say(json, facts, *map(_plain_id, ids))
+    if not ids and not json:
+        typer.echo("no item is pending", err=True)  # not among the ids, which may go to a file
 
 
 def ingest(
@@ -372,6 +409,7 @@ def status(project: ProjectFolder, json: Json = False) -> None:
         waiting: dict[int, int] = {}
         for number, _ in ledger.pending():
             waiting[number] = waiting.get(number, 0) + 1
+        withdrawn = {number: len(items) for number, items in ledger.withdrawn().items()}
         classes: dict[str, int] = {}
         if settings["task"] == "classification":
             # Those that were named at the start are worth knowing without a label too.
@@ -385,6 +423,7 @@ def status(project: ProjectFolder, json: Json = False) -> None:
             "labels": one.labels,
             "items": len(one.batch),
             "pending": waiting.get(one.number, 0),
+            "withdrawn": withdrawn.get(one.number, 0),
             "seconds": one.seconds,
         }
         for one in rounds
@@ -399,7 +438,8 @@ def status(project: ProjectFolder, json: Json = False) -> None:
     if classes:
         typer.echo(f"classes: {_listed(classes, {})}")
     if described:
-        table = Table("round", "chosen", "strategy", "labels", "items", "out", "seconds", box=SIMPLE_HEAD)
+        columns = "round", "chosen", "strategy", "labels before", "items", "pending", "withdrawn", "seconds"
+        table = Table(*columns, box=SIMPLE_HEAD)
         for one in described:
             at = str(one["at"])[:16].replace("T", " ")
             table.add_row(
@@ -409,6 +449,7 @@ def status(project: ProjectFolder, json: Json = False) -> None:
                 str(one["labels"]),
                 str(one["items"]),
                 str(one["pending"]),
+                str(one["withdrawn"]),
                 f"{one['seconds']:.1f}",
             )
         Console().print(table)

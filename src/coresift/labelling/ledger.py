@@ -425,11 +425,40 @@ class Ledger:
         """Whether a round's batch is the last thing that happened."""
         return self._rows("SELECT round FROM events ORDER BY event DESC LIMIT 1") == [(number,)]
 
-    def add_round(self, made: Round, excluded: Sequence[int] = ()) -> None:
-        """Write a round and its batch down, and items that are excluded from now on, as one."""
+    def answers_since(self, number: int) -> bool:
+        """Whether any answer came in after a round's batch was chosen."""
+        query = f"""
+            SELECT COUNT(*) FROM events
+            WHERE kind IN {_ANSWERS} AND event > (SELECT MAX(event) FROM events WHERE round = ?)
+            """
+        return bool(self._one(query, (number,))[0])
+
+    def withdrawn(self) -> dict[int, set[int]]:
+        """Positions of the items of each round that were opened again, or excluded, before an answer came."""
+        found: dict[int, set[int]] = {}
+        for number, position in self._rows(
+            """
+            SELECT round, position FROM events AS asked WHERE kind = 'chosen' AND (
+                SELECT kind FROM events AS later
+                WHERE later.position = asked.position AND later.event > asked.event ORDER BY event LIMIT 1
+            ) IN ('opened', 'excluded')
+            """
+        ):
+            found.setdefault(number, set()).add(position)
+        return found
+
+    def add_round(self, made: Round, excluded: Sequence[int] = (), withdrawn: Sequence[int] = ()) -> None:
+        """Write a round and its batch down as one, with items that are excluded from now on.
+
+        Items that are ``withdrawn`` were pending and are opened before that.
+        """
         states = self.states()
         new = [(made.at, position) for position in excluded if states.get(position) != "excluded"]
         with self._adding():
+            self._connection.executemany(
+                "INSERT INTO events (at, position, kind) VALUES (?, ?, 'opened')",
+                [(made.at, position) for position in withdrawn],
+            )
             self._connection.executemany(
                 "INSERT INTO events (at, position, kind) VALUES (?, ?, 'excluded')", new
             )

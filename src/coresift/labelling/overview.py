@@ -9,7 +9,7 @@ import numpy as np
 
 import coresift
 from coresift.labelling.choose import stands_for
-from coresift.labelling.records import CurvePoint
+from coresift.labelling.records import Chosen, CurvePoint
 from coresift.report.project import PlacedItem, ProjectReport
 from coresift.types import Floats, Index
 
@@ -26,7 +26,9 @@ def overview(project: Project) -> ProjectReport:
     """All that the page about a project tells."""
     ledger, settings = project.ledger, project.settings
     rounds, (labels, values) = ledger.rounds(), project.labels()
-    waiting = Counter(number for number, _ in ledger.pending())
+    waiting, withdrawn = Counter(number for number, _ in ledger.pending()), ledger.withdrawn()
+    gone = {number: len(items) for number, items in withdrawn.items()}
+    stands = bool(rounds) and gone.get(rounds[-1].number, 0) < len(rounds[-1].batch)
     notes = rounds[-1].notes if rounds else {}
     measured = notes.get("curves", {})
     number = project.task == "regression"
@@ -44,9 +46,12 @@ def overview(project: Project) -> ProjectReport:
         target=project.target,
         counts=ledger.counts(),
         rounds=rounds,
-        answered={one.number: len(one.batch) - waiting[one.number] for one in rounds},
+        answered={
+            one.number: len(one.batch) - waiting[one.number] - gone.get(one.number, 0) for one in rounds
+        },
+        withdrawn=gone,
         error_name=f"RMSE of {project.target}" if number else "share of wrong labels",
-        worth=notes.get("worth", ()),
+        worth=notes.get("worth", ()) if stands else (),
         classes={} if number else dict(Counter(values.tolist()).most_common()),
         values=values.tolist() if number else (),
         map=_map(project, [one.position for one in labels]),
@@ -60,9 +65,14 @@ def overview(project: Project) -> ProjectReport:
 
 
 def _map(project: Project, labelled: list[int]) -> list[PlacedItem]:
-    """A sample of the pool and the whole of the latest batch, on a plane."""
-    rounds, states = project.ledger.rounds(), project.ledger.states()
-    batch = {one.position: one for one in rounds[-1].batch} if rounds else {}
+    """A sample of the pool and the whole of the latest batch that was not withdrawn, on a plane."""
+    withdrawn, states = project.ledger.withdrawn(), project.ledger.states()
+    batch: dict[int, Chosen] = {}
+    for made in reversed(project.ledger.rounds()):
+        gone = withdrawn.get(made.number, set())
+        batch = {one.position: one for one in made.batch if one.position not in gone}
+        if batch:
+            break
     rng, size = np.random.default_rng(project.settings.seed), len(project.features)
     some = rng.choice(size, min(_SHOWN, size), replace=False)
     learned = rng.permutation(labelled)[:_SHOWN_LABELLED]

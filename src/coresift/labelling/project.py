@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, field
@@ -512,37 +513,64 @@ class Project:
         return self.next_round(Request(batch_size))[0]
 
     def next_round(
-        self, request: Request, more: bool = False, wait: float = 0.0, *, out: Path | None = None
+        self,
+        request: Request,
+        more: bool = False,
+        wait: float = 0.0,
+        *,
+        out: Path | None = None,
+        replace: bool = False,
     ) -> tuple[Round, bool]:
         """Choose the next batch and write it down; and whether it is the last one again.
 
         Asked the same twice with nothing new between, it gives the same batch, and nothing is chosen twice.
+        Asked for something else while items are pending and no answer came in, it raises an `InputError`.
 
         Parameters
         ----------
         more : choose a further batch, even though nothing came in since the last.
         wait : seconds to wait for another program that is writing.
         out : a CSV file for the batch. Where it cannot be written, nothing is chosen.
+        replace : withdraw all items that are pending, and choose anew.
         """
+        if more and replace:
+            raise InputError("--more keeps the items that are pending, --replace withdraws them; say one")
         with self.writing(wait):
-            rounds = self.ledger.rounds()
+            rounds, pending = self.ledger.rounds(), self.ledger.pending()
             asked = asdict(request)
             if rounds and not more:
                 last = rounds[-1]
-                if self.ledger.nothing_since(last.number) and last.asked == json.loads(json.dumps(asked)):
+                same = last.asked == json.loads(json.dumps(asked))
+                others = replace and any(number != last.number for number, _ in pending)
+                if same and not others and self.ledger.nothing_since(last.number):
                     if out is not None:
                         self.write_batch(out, last.batch)
                     return last, True
-            made = self._choose(request, asked, len(rounds) + 1)
+            if pending and not (more or replace) and not self.ledger.answers_since(rounds[-1].number):
+                raise InputError(self._about_pending(len(pending)))
+            withdrawn = [item.position for _, item in pending] if replace else []
+            gone = Counter({number: len(items) for number, items in self.ledger.withdrawn().items()})
+            gone.update(number for number, _ in pending if replace)
+            # Withdrawn batches do not count, so that the same command gives the same batch after them.
+            turn = 1 + sum(gone[one.number] < len(one.batch) for one in rounds)
+            made = self._choose(request, asked, len(rounds) + 1, turn, withdrawn)
 
             def commit() -> None:
-                self.ledger.add_round(made, self._positions(request.exclude))
+                self.ledger.add_round(made, self._positions(request.exclude), withdrawn)
 
             if out is None:
                 commit()
             else:
                 self.write_batch(out, made.batch, commit)
             return made, False
+
+    def _about_pending(self, count: int) -> str:
+        """Why nothing is chosen while items are pending, and what to do."""
+        return (
+            f"{count:,} {'item is' if count == 1 else 'items are'} pending already, and no answer came in "
+            "since the last batch; --more chooses further items, --replace withdraws the pending ones and "
+            f"chooses anew, and coresift pending {self.folder} lists them"
+        )
 
     def write_batch(
         self, out: Path, batch: Sequence[Chosen], commit: Callable[[], None] = lambda: None
@@ -561,14 +589,17 @@ class Project:
             self.ledger.reopen(back)
             return len(back)
 
-    def _choose(self, request: Request, asked: Mapping[str, Any], number: int) -> Round:
+    def _choose(
+        self, request: Request, asked: Mapping[str, Any], number: int, turn: int, withdrawn: Sequence[int]
+    ) -> Round:
+        """The next batch, drawn as that of this ``turn``; items that are ``withdrawn`` are open again."""
         began = time.perf_counter()
         found, values = self.labels()
         model = self.fit()
         fitted = time.perf_counter()
-        seed = int(np.random.SeedSequence([self.settings.seed, number]).generate_state(1)[0])
+        seed = int(np.random.SeedSequence([self.settings.seed, turn]).generate_state(1)[0])
         strategy = COLD if model is None and request.strategy != "random" else request.strategy
-        batch, looked_at, weights = self._batch(request, strategy, model, found, seed)
+        batch, looked_at, weights = self._batch(request, strategy, model, found, seed, withdrawn)
         if not batch:
             raise NothingLeftError("there is nothing left to choose within these limits")
         ids = self.ledger.ids(batch)
@@ -598,10 +629,17 @@ class Project:
         )
 
     def _batch(
-        self, request: Request, strategy: str, model: Any | None, found: Sequence[Labelled], seed: int
+        self,
+        request: Request,
+        strategy: str,
+        model: Any | None,
+        found: Sequence[Labelled],
+        seed: int,
+        withdrawn: Sequence[int],
     ) -> tuple[list[int], int, list[float]]:
         """Positions of the batch, how many items were looked at, and how many each stands for."""
         states = self.ledger.states()
+        states.update(dict.fromkeys(withdrawn, "unlabelled"))
         first, closed = (self._positions(ids) for ids in (request.must_include, request.exclude))
         for position in closed:
             if states.get(position) == "labelled":

@@ -69,6 +69,7 @@ class ProjectReport:
     classes, values : the labels so far: of a classification label -> count, of a regression the numbers.
     map, map_about : a sample of the pool and the whole batch, and how their places were found.
     settings : name -> value, shown at the end.
+    withdrawn : number of a round -> how many of its batch were opened again, or excluded, without an answer.
     """
 
     name: str
@@ -87,6 +88,12 @@ class ProjectReport:
     map: Sequence[PlacedItem] = ()
     map_about: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
+    withdrawn: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def standing(self) -> list[Round]:
+        """The rounds but those whose whole batch was withdrawn."""
+        return [each for each in self.rounds if self.withdrawn.get(each.number, 0) < max(1, len(each.batch))]
 
 
 def write_project_report(report: ProjectReport, path: Path) -> None:
@@ -134,10 +141,10 @@ def _summary(report: ProjectReport, size: int, still_out: int) -> str:
     text = f"A {report.task} project; the label is {_cut(report.target)}. {labelled:,} of "
     text += f"{sum(report.counts.values()):,} items are labelled, {pending:,} wait for an answer, "
     text += f"{skipped:,} were skipped."
-    if report.rounds and still_out:
+    if report.standing and still_out:
         left = "the batch" if still_out == size else f"what is left of the batch, {still_out:,} of {size:,},"
         of_size = f", of size {size}" if still_out == size else ""
-        text += f" Next to label: {left} of round {report.rounds[-1].number}, shown below{of_size}."
+        text += f" Next to label: {left} of round {report.standing[-1].number}, shown below{of_size}."
     elif report.rounds and not pending:
         text += " Nothing is out: coresift select brings the next batch."
     if report.curve:
@@ -224,9 +231,12 @@ def _rounds(report: ProjectReport) -> list[Part]:
     rows = []
     for each in report.rounds:
         when = f"{datetime.fromisoformat(each.at):%Y-%m-%d %H:%M %Z}"
-        sizes = f"{each.labels:,}", f"{len(each.batch):,}", _number(report.answered.get(each.number), ",")
+        sizes = [f"{each.labels:,}", f"{len(each.batch):,}", _number(report.answered.get(each.number), ",")]
+        if report.withdrawn:
+            sizes.append(f"{report.withdrawn.get(each.number, 0):,}")
         rows.append([str(each.number), when, _cut(each.strategy), *sizes, f"{each.seconds:.1f}"])
-    columns = ["round", "when", "strategy", "labels before", "batch", "answered", "seconds"]
+    gone = ["withdrawn"] if report.withdrawn else []
+    columns = ["round", "when", "strategy", "labels before", "batch", "answered", *gone, "seconds"]
     return [Table(columns, rows, "The batches, and how long it took to choose them.")]
 
 
@@ -255,7 +265,8 @@ def _open_batch(
     ]
     parts = [*_earlier(report, len(still_out)), *_drawn(report, [*still_out, *others])]
     if not still_out:
-        return [*parts, "Nothing is asked for: no batch has been chosen."]
+        why = "all batches were withdrawn" if report.rounds else "no batch has been chosen"
+        return [*parts, f"Nothing is asked for: {why}."]
     caption = "The batch, in the order of choice; the share is of the pool, for which an item stands."
     if len(still_out) < len(asked):
         caption += f" {len(asked) - len(still_out):,} of its {len(asked):,} items are no longer out and not "
