@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 import re
 import warnings
 from abc import abstractmethod
@@ -21,8 +22,10 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
+from torch.distributions import Categorical
 
 from coresift.atomic import replacing, write_text
+from coresift.checks import check_whole
 from coresift.networks import MLP, Trainer
 from coresift.networks.images import Precision, Prepared
 from coresift.networks.layers import Standardise, outputs_of
@@ -127,6 +130,10 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
     def _restore_targets(self, described: Any) -> None:
         """Remember the same."""
 
+    @abstractmethod
+    def _expected_outputs(self) -> Any:
+        """How many classes are predicted, or the event shape of predicted numbers."""
+
     @staticmethod
     @abstractmethod
     def _fit_together(members: Sequence[Any], sets: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -187,7 +194,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
                 raise InputError(f"{name} is {getattr(self, name)!r}, expected {known[0]!r} or {known[1]!r}")
         try:
             torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError):
+        except (RuntimeError, AssertionError, TypeError):
             raise InputError(
                 f"device is {str(self.device)!r}, but torch finds no such device here; try 'cpu'"
             ) from None
@@ -337,11 +344,25 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
 
         ``device`` is where it is to live, by default where it was fitted.
         """
-        from safetensors.torch import load_file
-
         path = Path(folder)
         if not (path / "model.json").is_file():
             raise InputError(f"{path} holds no saved model: it has no model.json")
+        try:
+            return cls._read(path, network, device)
+        except InputError:
+            raise
+        except Exception as error:  # a damaged file can break anything that reads it
+            why = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+            own = "" if network is None else ", and whether network= is what it was fitted with"
+            raise InputError(
+                f"cannot load the model in {path}: {' '.join(why.split())[:200]}; "
+                f"check that its files are whole{own}, or save it again"
+            ) from error
+
+    @classmethod
+    def _read(cls, path: Path, network: Any, device: str | None) -> Self:
+        from safetensors.torch import load_file
+
         described = json.loads((path / "model.json").read_text(encoding="utf-8"))
         if described["class"] != cls.__name__:
             raise InputError(f"{path} holds a {described['class']}, not a {cls.__name__}")
@@ -351,9 +372,11 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         if device is not None:
             estimator.set_params(device=device)
         estimator._check_options()
-        estimator.n_features_in_ = described["n_features_in"]
+        estimator.n_features_in_ = check_whole(described["n_features_in"], 1, "n_features_in")
         if described["feature_names_in"]:
             estimator.feature_names_in_ = np.array(described["feature_names_in"], dtype=object)
+            if estimator.feature_names_in_.shape != (estimator.n_features_in_,):
+                raise ValueError(f"feature_names_in does not hold {estimator.n_features_in_} names")
         estimator._restore_targets(described["targets"])
         weights = path / _weights_file(described)
         if not weights.is_file():
@@ -361,8 +384,30 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         if weights.name not in (_UNNAMED, _weights_name(weights.read_bytes())):
             raise InputError(f"{weights} is damaged: it does not hold what was saved; save it again")
         tensors = load_file(weights, device=str(estimator.device))
+        if not all(bool(value.isfinite().all()) for value in tensors.values()):
+            raise ValueError("some weights are nan or infinite")
+        estimator._check_inputs(tensors)
         estimator._restore(tensors, described["facts"])
+        estimator._check_outputs()
         return estimator
+
+    def _check_inputs(self, tensors: dict[str, Tensor]) -> None:
+        """Raise where weights are for another number of columns: a network for that many may be enormous."""
+        if self._tabular:
+            means = [value for name, value in tensors.items() if re.fullmatch(r"\w+\.(\d+\.)?0\.mean", name)]
+            if any(value.shape[-1] != self.n_features_in_ for value in means):
+                raise ValueError(f"n_features_in is {self.n_features_in_}, but the weights are for others")
+
+    def _check_outputs(self) -> None:
+        """Raise where the posterior predicts other targets than those it is said to have learned."""
+        if not self._tabular:
+            return  # the shape of a row is not known
+        row = torch.zeros(1, self.n_features_in_, dtype=torch.float64)
+        theta = self.posterior_.sample(2 * int(getattr(self, "num_members", 1)), torch.Generator())
+        predicted = self.posterior_.conditional(row, theta)
+        seen = predicted.probs.shape[-1] if isinstance(predicted, Categorical) else predicted.event_shape
+        if seen != self._expected_outputs():
+            raise ValueError("the weights are for other targets than those described")
 
     @abstractmethod
     def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -403,7 +448,11 @@ class NetworkRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[misc]
         return list(self._target_shape)
 
     def _restore_targets(self, described: list[int]) -> None:
-        self._target_shape = tuple(described)
+        self._target_shape = tuple(check_whole(size, 1, "a number of targets") for size in described)
+
+    def _expected_outputs(self) -> torch.Size:
+        num = math.prod(self._target_shape)
+        return torch.Size([num] if num > 1 else [])
 
 
 class NetworkClassifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc]
@@ -440,6 +489,14 @@ class NetworkClassifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc
 
     def _restore_targets(self, described: dict[str, Any]) -> None:
         self.classes_ = np.array(described["classes"], dtype=described["type"])
+        # As `fit` has them: whole, distinct and in order.
+        if self.classes_.tolist() != described["classes"] or not np.array_equal(
+            self.classes_, np.unique(self.classes_)
+        ):
+            raise ValueError(f"classes of type {described['type']} do not fit {described['classes']}")
+
+    def _expected_outputs(self) -> int:
+        return len(self.classes_)
 
 
 @contextmanager
