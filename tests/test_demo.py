@@ -18,6 +18,7 @@ from coresift.cli import app
 from coresift.data import load_energy
 from coresift.report.figures import learning_curves, save, to_svg
 from coresift.report.page import Heading, Picture, Table, page
+from coresift.threads import enough_threads
 
 SEEDS, ROUNDS = 2, 2
 
@@ -108,7 +109,7 @@ def test_model_learns_the_table() -> None:
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(x), generator=generator)
     train, test = order[:120], order[120:]
-    with demo._one_thread():
+    with enough_threads(0):
         model = demo.fit(x[train], y[train], demo.RandomFeatures.draw(8, generator))
     error = (model.predict(x[test]) - y[test]).square().mean().sqrt()
     assert error < 0.2 * y.std()  # a linear model ends near 0.3

@@ -28,6 +28,7 @@ from coresift.report import page as html
 from coresift.report.figures import BatchPanel, batch_picture, learning_curves, save, standard_error
 from coresift.scores import bald
 from coresift.strategies import select
+from coresift.threads import enough_threads
 from coresift.types import Floats, InputError
 
 STRATEGIES = ("random", "maxent", "acs-fw")
@@ -292,7 +293,7 @@ def run(
         raise InputError(f"cannot make the folder {out}: {error.strerror}") from None
     console = console or Console()
 
-    with _one_thread(), _progress(console, num_seeds * (num_rounds + 1)) as report:
+    with enough_threads(0), _progress(console, num_seeds * (num_rounds + 1)) as report:
         comparison = compare(num_seeds, num_rounds, report)
         batches, spread = draw_batches()
     curves = learning_curves(comparison.num_labels, comparison.rmse, "test RMSE, kWh/m²")
@@ -358,14 +359,3 @@ def _progress(console: Console, steps: int) -> Iterator[Callable[[str, int, floa
             progress.update(tasks[name], advance=1, latest=f"{labels:3d} labels  RMSE {error:5.2f}")
 
         yield report
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Matrices this small are slower on several threads than on one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.errors import LiveError
 from rich.progress import Progress
 
+from coresift.threads import count_again
+
 PATIENCE = 2.0
 PAUSE = 10.0
 
@@ -31,6 +33,7 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
     def advance(steps: int) -> None:
         nonlocal wanted
+        count_again()  # every long loop reports here
         progress.advance(task, steps)
         if wanted and time.monotonic() - began > PATIENCE:
             wanted = False

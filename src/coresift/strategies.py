@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -43,6 +44,7 @@ from coresift.spaces.likelihood import default_num_samples, likelihood_space
 from coresift.spaces.predictive import Lengths, predictive_space
 from coresift.spaces.storage import as_bytes
 from coresift.spaces.vectors import VectorSpace
+from coresift.threads import enough_threads
 from coresift.types import Batch, InputError, make_generator
 
 DEFAULT = "predictive-lcmd"
@@ -373,7 +375,8 @@ def select(
         from coresift.engines.ray import select_on_ray
 
         return select_on_ray(method, problem, budget, pending, exclude, num_workers=num_workers)
-    return method.run(problem, budget, pending, exclude)
+    with enough_threads(len(source) * problem.num_samples):
+        return method.run(problem, budget, pending, exclude)
 
 
 def _model(
@@ -389,9 +392,10 @@ def _model(
     if probs is not None:
         rows = _array(probs, "probs", "samples, points, classes")
         source = as_pool(_rows_first(rows))
-        for chunk in source.chunks():
-            check_finite(chunk.x, chunk.start, "array of probabilities")
-            check_probabilities(chunk.x, chunk.start)
+        with enough_threads(math.prod(rows.shape)):
+            for chunk in source.chunks():
+                check_finite(chunk.x, chunk.start, "array of probabilities")
+                check_probabilities(chunk.x, chunk.start)
         if labelled is not None:
             labelled = _rows_first(_array(labelled, "labelled", "samples, points, classes"))
         return source, ClassSamples(rows.shape[0]), _labelled(labelled, source)

@@ -29,6 +29,7 @@ from coresift.checks import check_whole
 from coresift.networks import MLP, Trainer
 from coresift.networks.images import Precision, Prepared
 from coresift.networks.layers import Standardise, outputs_of
+from coresift.threads import enough_threads
 from coresift.types import InputError
 
 # Labelled rows that are looked at to see whether training went well, and the share of features that should.
@@ -59,7 +60,9 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         """Train on rows ``X`` and targets ``y``."""
         self.__dict__.pop("posterior_", None)  # should this fit fail, the last one is not taken for it
         self._check_options()
-        self._fit_together([self], [self._validated(X, y)])
+        labelled = self._validated(X, y)
+        with enough_threads(labelled[0].numel()):
+            self._fit_together([self], [labelled])
         return self
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -86,8 +89,9 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         for position, (x, _) in enumerate(checked):
             alike = position if x.dtype == torch.uint8 else trainer.num_epochs(len(x))
             groups.setdefault(alike, []).append(position)
-        for group in groups.values():
-            self._fit_together([copies[n] for n in group], [(checked[n][0], targets[n]) for n in group])
+        with enough_threads(sum(x.numel() for x, _ in checked)):
+            for group in groups.values():
+                self._fit_together([copies[n] for n in group], [(checked[n][0], targets[n]) for n in group])
         return copies
 
     @staticmethod
@@ -429,11 +433,12 @@ class NetworkRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[misc]
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Expected targets, and with ``return_std`` the standard deviations of new ones, noise included."""
         rows = self._rows(X)
-        predictive = self.posterior_.predictive(rows)
-        mean, deviation = (
-            value.double().cpu().numpy().reshape(len(rows), *self._target_shape)
-            for value in (predictive.mean, predictive.stddev)
-        )
+        with enough_threads(rows.numel()):
+            predictive = self.posterior_.predictive(rows)
+            mean, deviation = (
+                value.double().cpu().numpy().reshape(len(rows), *self._target_shape)
+                for value in (predictive.mean, predictive.stddev)
+            )
         return (mean, deviation) if return_std else mean
 
     def _validated(self, X: Any, y: Any, **checks: Any) -> tuple[Tensor, Tensor]:
@@ -461,8 +466,8 @@ class NetworkClassifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc
     def predict_proba(self, X: Any) -> Any:
         """(n, C) class probabilities, in the order of ``classes_``."""
         rows = self._rows(X)
-        predictive = self.posterior_.predictive(rows)
-        return predictive.probs.cpu().numpy()
+        with enough_threads(rows.numel()):
+            return self.posterior_.predictive(rows).probs.cpu().numpy()
 
     def predict(self, X: Any) -> Any:
         """(n,) the most likely labels."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from coresift.checks import check_shape
+from coresift.threads import enough_threads
 from coresift.types import InputError
 
 # Images of bytes deviate by dozens; those between 0 and 1 by a half at most, standardised ones by about 1.
@@ -141,7 +142,8 @@ def outputs_of(network: nn.Module, x: Tensor) -> Tensor:
     """(n, ...) what a network in evaluation mode makes of rows (n, ...), of a few at a time."""
     where = input_tensor(network)
     parts = torch.split(x, rows_at_a_time(x.shape[1:]))
-    return torch.cat([network(part.to(where.device, where.dtype)) for part in parts])
+    with enough_threads(len(parts[0]) * sum(weights.numel() for weights in network.parameters())):
+        return torch.cat([network(part.to(where.device, where.dtype)) for part in parts])
 
 
 def rows_at_a_time(shape: Sequence[int]) -> int:

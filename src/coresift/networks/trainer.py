@@ -16,6 +16,7 @@ from coresift.checks import check_whole
 from coresift.kernels import recorded
 from coresift.networks.stack import Stack
 from coresift.progress import progress_bar
+from coresift.threads import count_again, enough_threads
 from coresift.types import InputError
 
 # Row numbers drawn at a time for the orders of coming epochs.
@@ -186,8 +187,12 @@ class Trainer:
                 torch.cuda.manual_seed(seeds[0])
             # Weights that decay end as numbers too small for a CPU to be quick with.
             torch.set_flush_denormal(True)
+            # A step multiplies every weight by every row of its mini-batches.
+            widest = max(max(self._split(size)) for size in data.sizes.tolist())
+            work = stack.flat.numel() * (max(data.sizes.tolist()) if objective.whole else widest)
             try:
-                self._train(stack, objective, data.to(device, stack.flat.dtype), generators)
+                with enough_threads(work):
+                    self._train(stack, objective, data.to(device, stack.flat.dtype), generators)
             finally:
                 torch.set_flush_denormal(False)
         if not bool(stack.flat.isfinite().all()):
@@ -241,6 +246,7 @@ class Trainer:
         with progress_bar("training", epochs) as advance:
             for order, rate in zip(data.orders(generators, epochs), rates, strict=True):
                 run(order, rate)
+                count_again()
                 if self.progress:
                     advance(1)
         stack.settle(data.x, rows, [epochs * len(self._split(size)) for size in data.sizes.tolist()])
