@@ -2,9 +2,11 @@
 
 import os
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -257,6 +259,29 @@ def test_what_is_no_ledger_is_said_to_be_none(tmp_path):
     sqlite3.connect(path).close()
     with pytest.raises(InputError, match="a ledger of version 0, this program reads 1"):
         Ledger(path)
+
+
+def test_nothing_is_added_to_a_damaged_ledger(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    Ledger.create(path, [f"item {row}" for row in range(500)], {}, dict.fromkeys(range(200), "cat")).close()
+    sound, rng, damaged = path.read_bytes(), np.random.default_rng(0), 0
+    for _ in range(60):
+        broken = bytearray(sound)
+        for place in rng.integers(0, len(sound), 3):
+            broken[place] ^= int(rng.integers(1, 256))
+        path.write_bytes(broken)
+        with closing(sqlite3.connect(f"file:{path}?immutable=1", uri=True)) as plain:
+            try:
+                ok = plain.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            except sqlite3.DatabaseError:
+                ok = False
+        if ok:  # such as a letter of a label: SQLite has no checksums
+            continue
+        damaged += 1
+        with pytest.raises(InputError), Ledger(path) as opened:
+            opened.add_answers([Answer("item 300", "dog")], "a.csv")
+        assert path.read_bytes() == broken
+    assert damaged > 10
 
 
 @pytest.fixture

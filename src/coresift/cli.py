@@ -12,18 +12,24 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from coresift import InputError, __version__
+from coresift.errors import cannot_write, is_full
 from coresift.labelling.commands import add_commands
 
 
 class _Commands(TyperGroup):
-    """Turns an InputError of any command into one line and the exit code that it has."""
+    """Turns an InputError of any command, or a full disk, into one line and the exit code that it has."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except InputError as error:
-            typer.echo(f"coresift: {error}", err=True)
-            raise typer.Exit(error.exit_code) from None
+            found = error
+        except OSError as error:
+            if not is_full(error):
+                raise
+            found = cannot_write(error.filename or "a file", error)
+        typer.echo(f"coresift: {found}", err=True)
+        raise typer.Exit(found.exit_code)
 
 
 app = typer.Typer(

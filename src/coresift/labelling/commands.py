@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from coresift.errors import InputError
+from coresift.errors import InputError, cannot_write
 
 if TYPE_CHECKING:
     from coresift.labelling.ledger import Correction
@@ -254,7 +254,7 @@ def _check_batch_file(project: Project, out: Path) -> None:
     try:
         project.check_replaceable(out)
     except OSError as error:  # such as of a name that is too long
-        raise InputError(f"cannot write {out}: {error.strerror}") from None
+        raise cannot_write(out, error) from None
     if out.suffix.lower() != ".csv":
         raise InputError(f"{out} should end in .csv")
     if not out.absolute().parent.is_dir():
@@ -474,7 +474,7 @@ def report(
         try:
             write_project_report(overview(opened), path)
         except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror}") from None
+            raise cannot_write(path, error) from None
     _say(json, {"report": str(path)}, f"written to {path}")
     if show:
         typer.launch(str(path))
@@ -501,7 +501,7 @@ def export(
         try:
             facts = write_export(opened, out) if reason is None else write_labels(opened, out)
         except OSError as error:
-            raise InputError(f"cannot write {out}: {error.strerror}") from None
+            raise cannot_write(out, error) from None
     _say(
         json,
         {**facts, "out": str(out), "warning": warning},

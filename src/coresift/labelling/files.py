@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from coresift.atomic import replacing, sync
+from coresift.errors import cannot_write
 from coresift.labelling.records import LARGEST, Answer, Chosen, Task
 from coresift.types import InputError
 
@@ -93,7 +94,7 @@ def write_batch(
             commit()
             advice = "its items are pending: write them to another file with coresift pending"
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; {advice}") from None
+        raise cannot_write(path, error, advice) from None
 
 
 def is_writable(name: str) -> bool:

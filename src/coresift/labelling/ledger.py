@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coresift.atomic import replacing
-from coresift.errors import InputError
+from coresift.errors import DiskFullError, InputError
 from coresift.labelling.records import Answer, Chosen, Round, State
 
 NAME, VERSION = "ledger.sqlite", 1
@@ -180,24 +180,38 @@ class Ledger:
         self.path = path
         if not path.is_file():
             raise InputError(f"{path.parent} is no project: it has no {NAME}; begin one with coresift init")
+        # Whether all of the file was checked, and not only what can be checked in a moment.
+        self._is_checked = False
+        self._is_full = False
         writable = os.access(path.parent, os.W_OK) and os.access(path, os.W_OK)
         settings = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON") if writable else ()
         try:
-            self._connection = _connect(path, writable)
-        except sqlite3.OperationalError as error:
-            raise InputError(f"cannot read {path}: {error}") from None
+            version = self._open(writable, *settings)
+        except DiskFullError:
+            # It can still be read. The index of a log is kept in memory where the whole file is locked.
+            self._is_full = True
+            version = self._open(True, "locking_mode = EXCLUSIVE") if _has_log(path) else self._open(False)
         try:
-            for setting in settings:
-                self._connection.execute(f"PRAGMA {setting}")
-            (version,) = self._one("PRAGMA user_version")
-        except sqlite3.DatabaseError as error:
+            if version != VERSION:
+                raise InputError(f"{path} is a ledger of version {version}, this program reads {VERSION}")
+            if problem := self._problem("quick_check"):
+                raise _damaged(path, problem)
+        except BaseException:
             self.close()
-            if isinstance(error, sqlite3.OperationalError):
-                raise InputError(f"cannot read {path}: {error}") from None
-            raise InputError(f"{path} is no ledger: {error}") from None
-        if version != VERSION:
+            raise
+
+    def _open(self, writable: bool, *settings: str) -> int:
+        """Connect to the file; its version."""
+        with _explained(self.path, "read"):
+            self._connection = _connect(self.path, writable)
+        try:
+            with _explained(self.path, "read"):
+                for setting in settings:
+                    self._connection.execute(f"PRAGMA {setting}")
+                return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+        except BaseException:
             self.close()
-            raise InputError(f"{path} is a ledger of version {version}, this program reads {VERSION}")
+            raise
 
     @classmethod
     def create(
@@ -220,6 +234,7 @@ class Ledger:
         answers, source, fingerprint : further ones from a file, as in `add_answers`.
         """
         with (
+            _explained(path, "write"),
             replacing(path) as file,
             closing(sqlite3.connect(file.name, isolation_level=None)) as connection,
         ):
@@ -560,27 +575,66 @@ class Ledger:
 
     def damage(self) -> str | None:
         """What SQLite finds wrong with the file; nothing if it is sound."""
-        rows = self._rows("PRAGMA integrity_check") + self._rows("PRAGMA foreign_key_check")
-        return None if rows == [("ok",)] else str(rows)
+        return self._problem("integrity_check") or self._problem("foreign_key_check")
+
+    def _problem(self, check: str) -> str | None:
+        """The first thing that a check of SQLite finds."""
+        try:
+            rows = self._connection.execute(f"PRAGMA {check}").fetchmany(1)
+        except sqlite3.DatabaseError as error:
+            return str(error)
+        return None if rows in ([], [("ok",)]) else ", ".join(map(str, rows[0])).replace("\n", " ")
 
     @contextmanager
     def _adding(self) -> Iterator[None]:
-        """A transaction, written through to the disk at its end."""
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException as error:
-            self._connection.execute("ROLLBACK")
-            if isinstance(error, sqlite3.OperationalError):  # such as of a file that may only be read
-                raise InputError(f"cannot write to {self.path}: {error}") from None
-            raise
-        self._connection.execute("COMMIT")
+        """A transaction, written through to the disk at its end; nothing is added to a damaged file."""
+        if self._is_full:
+            raise DiskFullError(f"cannot write to {self.path}: the disk is full; make room and try again")
+        with _explained(self.path, "write to"):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                if not self._is_checked and (problem := self.damage()):
+                    raise _damaged(self.path, problem)
+                self._is_checked = True
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:  # SQLite may have undone it by itself
+                    self._connection.execute("ROLLBACK")
+                raise
 
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        return self._connection.execute(query, values).fetchall()
+        with _explained(self.path, "read"):
+            return self._connection.execute(query, values).fetchall()
 
     def _one(self, query: str, values: Sequence[Any] = ()) -> Any:
-        return self._connection.execute(query, values).fetchone()
+        with _explained(self.path, "read"):
+            return self._connection.execute(query, values).fetchone()
+
+
+@contextmanager
+def _explained(path: Path, doing: str) -> Iterator[None]:
+    """Turn errors of SQLite that a file or a disk is to blame for into ours."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", 0)
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE):
+            raise DiskFullError(f"cannot {doing} {path}: the disk is full; make room and try again") from None
+        if code & 0xFF == sqlite3.SQLITE_NOTADB:
+            raise InputError(f"{path} is no ledger: {error}") from None
+        if code & 0xFF == sqlite3.SQLITE_CORRUPT:
+            raise _damaged(path, str(error)) from None
+        if isinstance(error, sqlite3.OperationalError):  # such as of a file that may only be read
+            raise InputError(f"cannot {doing} {path}: {error}") from None
+        raise
+
+
+def _damaged(path: Path, problem: str) -> InputError:
+    return InputError(
+        f"{path} is damaged ({problem}) and is not written to; put a copy of it back, or save what can be "
+        f"read with: coresift repair {path.parent} OUT"
+    )
 
 
 def _connect(path: Path, writable: bool) -> sqlite3.Connection:
@@ -589,9 +643,14 @@ def _connect(path: Path, writable: bool) -> sqlite3.Connection:
         return sqlite3.connect(path, isolation_level=None, timeout=30)
     # What is still in the log beside the file, SQLite reads by the index that a writer keeps there. Without a
     # log it would make one, unless it is told that the file stays as it is.
-    log = path.with_name(f"{path.name}-wal")
-    still = "" if log.exists() and log.stat().st_size else "&immutable=1"
+    still = "" if _has_log(path) else "&immutable=1"
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{still}", uri=True, isolation_level=None)
+
+
+def _has_log(path: Path) -> bool:
+    """Whether there is a log next to the file, with what was added to it last."""
+    log = path.with_name(f"{path.name}-wal")
+    return log.exists() and log.stat().st_size > 0
 
 
 def _kind(answer: Answer) -> str:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from filelock import FileLock, Timeout
 
 import coresift
+from coresift.errors import cannot_write, is_full
 from coresift.labelling.choose import Limits, asker, choose_within, stands_for
 from coresift.labelling.features import write_features
 from coresift.labelling.files import (
@@ -228,7 +229,7 @@ class Project:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"cannot make the folder {folder}: {error.strerror}") from None
+            raise cannot_write(f"the folder {folder}", error) from None
         with _writing(folder):
             # Once more: another init may have ended since.
             _check_nothing_is_lost(folder, Path(reading.path))
@@ -842,7 +843,7 @@ def _writing(folder: Path, wait: float = 0.0) -> Iterator[None]:
     except Timeout:
         raise BusyError(f"another program is writing to {folder}; wait for it to end") from None
     except OSError as error:
-        raise InputError(f"cannot write to the folder {folder}: {error.strerror}") from None
+        raise cannot_write(f"to the folder {folder}", error) from None
     with lock:
         yield
 
@@ -855,6 +856,10 @@ def _unfinished(folder: Path) -> Iterator[Path]:
     new.mkdir()
     try:
         yield new
+    except OSError as error:
+        if is_full(error):
+            raise cannot_write(f"to the folder {folder}", error) from None
+        raise
     finally:
         _remove_unfinished(folder)
 
