@@ -399,6 +399,14 @@ def test_batch(tmp_path):
     ]
 
 
+def test_only_a_batch_with_other_letters_has_a_mark_at_its_start(tmp_path):
+    for note, marked in (("plain", False), ("schön", True)):
+        write_batch(tmp_path / "batch.csv", "kind", [Chosen(0, "a", 1)], [{"note": note}])
+        assert (tmp_path / "batch.csv").read_bytes().startswith(b"\xef\xbb\xbf") is marked
+    with (tmp_path / "batch.csv").open(newline="", encoding="utf-8-sig") as file:
+        assert next(csv.DictReader(file))["note"] == "schön"
+
+
 def test_no_column_of_a_batch_is_taken_for_another(tmp_path):
     path = tmp_path / "batch.csv"
     others = ["label", "item label", " key", "text"]

@@ -69,6 +69,33 @@ def test_limits_are_not_taken_for_the_end_of_the_pool(tmp_path):
     assert "only" not in run("select", project, "--batch-size", 3, "--more").splitlines()[1]
 
 
+# What is taken for granted.
+
+
+def test_what_init_takes_for_granted_is_told(tmp_path):
+    rows = "".join(f"{row},{('yes', 'no')[row % 2] if row < 8 else ''}\n" for row in range(30))
+    (tmp_path / "pool.csv").write_text("x,kind\n" + rows)
+    words = "--pool", tmp_path / "pool.csv", "--target", "kind"
+    text = run("init", tmp_path / "one", *words)
+    assert "looks like classification by the labels; say --task classification to be sure" in text
+    assert "the 8 labels count as drawn at random" in text and "--hand-picked" in text
+    text = run("init", tmp_path / "two", *words, "--task", "classification", "--hand-picked")
+    assert "looks like" not in text and "--hand-picked" not in text
+
+
+def test_a_look_at_a_part_of_the_pool_is_told(tmp_path):
+    project = begin(tmp_path)
+    text = run("select", project, "--batch-size", 3, "--candidates", 30)
+    assert (
+        "looked at 30 of 40 items without a label, drawn at random; to look at all, add --candidates all"
+        in text
+    )
+    text = run("select", project, "--batch-size", 3, "--candidates", "all", "--replace")
+    assert "looked at" not in text
+    text = run("select", project, "--batch-size", 3, "--candidates", 36, "--more")
+    assert "looked at 36 of 37 items" in text
+
+
 # What was chosen, without a file.
 
 

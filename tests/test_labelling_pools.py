@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -438,7 +440,7 @@ def test_blocks_of_any_size_give_the_same_features(
     np.testing.assert_array_equal(encode(pool, tmp_path), whole)
     assert pool.describe([119, 3, 60]) == described and described[0]["person"] == "name 119"
     about = write_features(pool, tmp_path / "features.npy").about
-    assert "'same': a single value" in about and "'person': another value in each row" in about
+    assert "'same': a single value" in about and "'person': text, with another value in most rows" in about
     assert abs(whole).max() <= 10
 
 
@@ -503,6 +505,62 @@ def test_a_column_that_is_nearly_the_id_is_asked_about(tmp_path: Path, name: str
     open_pool(Reading(write(tmp_path, "other.csv", "idx,aid,x\n5,1,1\n6,2,2\n")))
 
 
+@pytest.mark.parametrize("name", ["Sample ID", "sample_id", "PassengerId", "uuid"])
+def test_a_column_that_seems_to_name_items_is_asked_about(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, "pool.csv", f"{name},x\nS5,1\nS6,2\n")
+    with pytest.raises(InputError, match=f"did you mean '{name}'[?] say --id '?{name}'?, or"):
+        open_pool(Reading(path, target="price"))
+    # One that comes twice names something else, such as customers.
+    open_pool(Reading(write(tmp_path, "other.csv", f"{name},x\nS5,1\nS5,2\n"), target="price"))
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_separators(tmp_path: Path, separator: str) -> None:
+    rows = ["id,a,b,note", 'i1,1.5,x,"one; two\tthree"', "i2,2.5,y,four"]
+    plain = open_pool(Reading(write(tmp_path, "plain.csv", "\n".join(rows) + "\n"), target="kind"))
+    table = [next(csv.reader([row])) for row in rows]
+    text = io.StringIO(newline="")
+    csv.writer(text, delimiter=separator).writerows(table)
+    other = open_pool(Reading(write(tmp_path, "other.csv", text.getvalue()), target="kind"))
+    assert other.ids() == plain.ids() == ["i1", "i2"]
+    assert other.describe([0, 1]) == plain.describe([0, 1])
+    assert other.numbers == ["a"] and other.categories == ["b", "note"]
+
+
+def test_numbers_with_commas_may_be_categories_if_listed(tmp_path: Path) -> None:
+    path = write(tmp_path, "pool.csv", "id;codes\na;1,2\nb;3\n")
+    with pytest.raises(InputError, match="where one like this is a category"):
+        open_pool(Reading(path))
+    assert open_pool(Reading(path, features=("codes",))).categories == ["codes"]
+
+
+def test_dates_with_the_day_first_are_numbers(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, "pool.csv", "day,iso\n30.10.2024,2024-10-30\n3.1.2024 06:00, 2024-01-03 06:00\n,\n"
+    )
+    pool = open_pool(Reading(path))
+    assert pool.numbers == ["day", "iso"]
+    numbers = pool.take(np.arange(3)).numbers
+    np.testing.assert_array_equal(numbers[:, 0], numbers[:, 1])
+    assert numbers[0, 0] == 20026 and np.isnan(numbers[2, 0])
+    # There is no 13th month, and what is left out is left out for a true reason.
+    days = [f"{row % 28 + 1:02}/{row % 12 + 1:02}/20{row % 90 + 10}" for row in range(60)]
+    path = write(tmp_path, "other.csv", "x,day\n" + "".join(f"{row},{day}\n" for row, day in enumerate(days)))
+    facts = write_features(open_pool(Reading(path)), tmp_path / "features.npy")
+    assert "without 'day': dates have to be written as 2024-10-30 or 30.10.2024" in facts.about
+
+
+def test_texts_that_are_left_out_are_worth_a_hint(tmp_path: Path) -> None:
+    rows = "".join(f"{row},the review of row {row // 2},K{row}\n" for row in range(60))
+    path = write(tmp_path, "pool.csv", "x,review,key\n" + rows)
+    about = write_features(open_pool(Reading(path)), tmp_path / "features.npy").about
+    assert "without 'key': text, with another value in most rows)" in about and "--text" not in about
+    rows = "".join(f"{row},the review of row {row}\n" for row in range(60))
+    path = write(tmp_path, "pool.csv", "x,review\n" + rows)
+    about = write_features(open_pool(Reading(path)), tmp_path / "features.npy").about
+    assert "without 'review': text, with another value in most rows; --text COLUMN learns" in about
+
+
 def test_fingerprints_change_with_content(tmp_path: Path) -> None:
     path = write(tmp_path, "houses.csv", HOUSES)
     before = open_pool(Reading(path)).fingerprint()
@@ -543,15 +601,15 @@ def test_a_run_that_fails_leaves_no_half_file(tmp_path: Path, monkeypatch: pytes
 BROKEN_TABLES: list[tuple[str | bytes, dict[str, Any], str]] = [
     ("", {}, "is empty; its first line should name the columns"),
     ("a,b\n", {}, "has a header and no rows"),
-    ("a;b\n1;2\n", {}, "its separator seems to be ';'"),
-    ("a;b\n1,5;2,5\n", {}, "its separator seems to be ';'"),
+    ("a;b\n1,5;2,5\n1;2\n", {}, "column 'a' .* numbers such as '1,5': decimals need a point, .* --features"),
+    ('a,b\n"1,234.5",2\n', {}, "column 'a' .* numbers such as '1,234.5': decimals need a point"),
     ("1,2\n3,4\n", {}, "has no header: its first line is 1,2"),
     ("a,a\n1,2\n", {}, "more than one column named 'a'"),
     ("a,\n1,2\n", {}, "column 1 of .* has no name"),
-    ("a,b\n1,2\n1,2,3\n", {}, "row 1: Expected 2 columns, got 3"),
+    ("a,b\n1,2\n1,2,3\n", {}, "row 3: Expected 2 columns, got 3"),
     (b"PK\x03\x04\xff\xfe\x00\n\n", {}, "does not begin with text in UTF-8"),
     (b"ab\x00c,d\n1,2\n", {}, "does not begin with text"),
-    (b"a,b\n1,x\n2,\xe4\n", {}, "column 'b': row 1: .*invalid UTF8"),
+    (b"a,b\n1,x\n2,\xe4\n", {}, "column 'b': row 3: .*invalid UTF8"),
     ("id,x\n1,2\n", {"features": ("y",)}, "has no column 'y'; it has 'id', 'x'"),
     ("id,x\n1,2\n", {"text": "y"}, "has no column 'y'"),
     ("id,x\n1,2\n", {"target": "x"}, "has no column to learn from; it has 'id', 'x'"),
@@ -563,18 +621,18 @@ BROKEN_TABLES: list[tuple[str | bytes, dict[str, Any], str]] = [
     ),
     ("id,helth state\n1,ok\n", {"target": "health_state"}, "did you mean 'helth state'"),
     ("id,x\n1,2\n", {"target": "x", "features": ("x",)}, "column 'x' is the target"),
-    ("k,x\na,2\na,3\n", {"id": "k"}, "column 'k' .* holds 'a' in rows 0 and 1; correct it"),
-    ("k,x\na,2\n ,3\n", {"id": "k"}, "column 'k' .* is empty in row 1; correct it"),
+    ("k,x\na,2\na,3\n", {"id": "k"}, "column 'k' .* holds 'a' in row 2 and row 3; correct it"),
+    ("k,x\na,2\n ,3\n", {"id": "k"}, "column 'k' .* is empty in row 3; correct it"),
     (
         "id,x\na,2\n7,3\n7,3\n",
         {},
-        "column 'id' of .* cannot name items since it holds '7' in rows 1 and 2; "
+        "column 'id' of .* cannot name items since it holds '7' in row 3 and row 4; "
         "name another column with --id, or rename this one to have items named by their row numbers",
     ),
-    ("id,x\na,2\n ,3\n", {"target": "y"}, "column 'id' .* since it is empty in row 1; name another column"),
-    ("x,c\n1,2\n1,0\n", {"cost": "c"}, "holds '0' in row 1, column 'c'; a cost is a number above zero"),
-    ("x,c\n1,free\n", {"cost": "c"}, "holds 'free' in row 0, column 'c'"),
-    ("x,g\n1,2\n1,\n", {"group": "g"}, "holds nothing in row 1, column 'g'"),
+    ("id,x\na,2\n ,3\n", {"target": "y"}, "column 'id' .* since it is empty in row 3; name another column"),
+    ("x,c\n1,2\n1,0\n", {"cost": "c"}, "holds '0' in row 3, column 'c'; a cost is a number above zero"),
+    ("x,c\n1,free\n", {"cost": "c"}, "holds 'free' in row 2, column 'c'"),
+    ("x,g\n1,2\n1,\n", {"group": "g"}, "holds nothing in row 3, column 'g'"),
 ]
 
 
@@ -628,7 +686,7 @@ def test_broken_tables_are_refused(
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("x,y\n1,2\n3,inf\n", {}, "holds inf in row 1, column 'y'; correct it"),
+        ("x,y\n1,2\n3,inf\n", {}, "holds inf in row 3, column 'y'; correct it"),
         ("x,y\n1,2\n1,2\n", {}, "nothing to learn from: 0 numbers .without 'x', 'y': a single value"),
         ("x,y\n?,2\n!,2\n", {"text": "x"}, "column 'x' holds no words"),
         ("x\nred car\nred car\n", {"text": "x"}, "nothing to learn from: texts of 'x' .* in 0 dimensions"),

@@ -140,8 +140,10 @@ def init(
             facts,
             f"{project}: {len(made.ledger):,} items, {counts['labelled']:,} with a label; {settings.task} of "
             f"{settings.target}",
+            *_about_task(settings.task, counts["labelled"], told=task is not None or classes is not None),
             f"features: {settings.features}",
             f"items are named by {made.pool.named_by}",
+            *_about_first_labels(counts["labelled"], hand_picked),
             *_about_corrections(corrections),
             *_about_passed_over(passed_over, made),
             *_about_alike_classes(alike, classes_there),
@@ -152,6 +154,23 @@ def init(
             ),
             f"choose the first batch with: coresift select {project} --batch-size 50 --out batch.csv",
         )
+
+
+def _about_task(task: str, labels: int, told: bool) -> list[str]:
+    other = "regression" if task == "classification" else "classification"
+    if told or not labels:
+        return []
+    return [f"the task looks like {task} by the labels; say --task {task} to be sure, or --task {other}"]
+
+
+def _about_first_labels(count: int, hand_picked: bool) -> list[str]:
+    if not count or hand_picked:
+        return []
+    return [
+        f"{'the label counts' if count == 1 else f'the {count:,} labels count'} as drawn at random from the "
+        "pool, which makes errors look better than they are if somebody picked them: then begin anew with "
+        "--hand-picked"
+    ]
 
 
 def select(
@@ -217,6 +236,7 @@ def select(
                 "too few labels for a model yet, or all the same: this batch is spread over the pool by its "
                 "features alone"
             )
+        lines += _about_candidates(made)
         lines += made.notes.get("worth", ())
         if out is None:
             lines += _listed_ids([one.id for one in made.batch], f"coresift pending {project} lists all")
@@ -232,6 +252,17 @@ def select(
             )
         facts = {**asdict(made), "again": again, "shortage": shortage, "out": str(out) if out else None}
         _say(json, facts, *lines)
+
+
+def _about_candidates(made: Round) -> list[str]:
+    """A line where a batch was chosen from a part of the pool."""
+    seen, there = made.notes.get("candidates", 0), made.notes.get("open", 0)
+    if seen >= there:
+        return []
+    how = f"looked at {seen:,} of {there:,} items without a label, drawn at random"
+    if made.notes.get("cold"):  # where `COLD_CANDIDATES` are the most
+        return [how]
+    return [f"{how}; to look at all, add --candidates all --replace"]
 
 
 def _shortage(project: Project, made: Round, out: Path | None) -> str | None:

@@ -7,6 +7,7 @@ encoded block by block, and memory does not grow with it.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -160,7 +161,7 @@ def _learn(pool: ItemPool, embedding: str | None, seed: int) -> list[Encoder]:
     if pool.numbers:
         encoders.append(_numbers(sample.numbers, pool.numbers))
     if pool.categories:
-        encoders.append(_categories(sample.categories, pool.categories))
+        encoders.append(_categories(sample.categories, pool.categories, pool.kind == "text"))
     return encoders
 
 
@@ -211,16 +212,26 @@ def _numbers(sample: Floats, names: Sequence[str]) -> Encoder:
     )
 
 
-def _categories(sample: npt.NDArray[np.object_], names: Sequence[str]) -> Encoder:
-    """Columns of categories as columns of 0 and 1, one for each that is frequent and one for all others."""
+def _categories(sample: npt.NDArray[np.object_], names: Sequence[str], has_text: bool) -> Encoder:
+    """Columns of categories as columns of 0 and 1, one for each that is frequent and one for all others.
+
+    Whether the pool ``has_text`` decides if a column of texts is worth a hint.
+    """
     from sklearn.preprocessing import OneHotEncoder
 
     counts = np.array([len(set(column)) for column in sample.T], dtype=int)
     # Names, addresses, numbers of invoices: nothing that holds for one row holds for another.
     own = (counts > CATEGORIES) & (counts > len(sample) / 2)
     kept = (counts > 1) & ~own
-    left = _left_out(names, counts == 1, "a single value") + _left_out(
-        names, own, "another value in each row"
+    worded = own & np.array([not has_text and _is_worded(column) for column in sample.T], dtype=bool)
+    dated = own & np.array([_is_dated(column) for column in sample.T], dtype=bool)
+    left = (
+        _left_out(names, counts == 1, "a single value")
+        + _left_out(names, own & ~worded & ~dated, "text, with another value in most rows")
+        + _left_out(
+            names, worded, "text, with another value in most rows; --text COLUMN learns from its words"
+        )
+        + _left_out(names, dated, "dates have to be written as 2024-10-30 or 30.10.2024")
     )
     if not kept.any():
         return Encoder(lambda block: np.empty((len(block), 0)), "0 categories" + left)
@@ -236,6 +247,17 @@ def _categories(sample: npt.NDArray[np.object_], names: Sequence[str]) -> Encode
     width = len(one_hot.get_feature_names_out())
     about = f"{_count(int(kept.sum()), 'category', 'categories')} ({width} columns){left}"
     return Encoder(lambda block: one_hot.transform(filled(block.categories)), about)
+
+
+def _is_worded(column: npt.NDArray[np.object_]) -> bool:
+    """Whether values are mostly texts of several words."""
+    return float(np.mean([len((value or "").split()) > 2 for value in column])) > 0.5
+
+
+def _is_dated(column: npt.NDArray[np.object_]) -> bool:
+    """Whether values are mostly dates in numbers, of which day and month may come in any order."""
+    pattern = re.compile(r"\s*\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\b")
+    return float(np.mean([pattern.match(value or "") is not None for value in column])) > 0.5
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

@@ -88,8 +88,9 @@ def write_batch(
     advice = "name a file in a folder of yours"
     try:
         with replacing(path) as file:
-            # The mark at the start tells spreadsheets that this is UTF-8.
-            file.write(text.getvalue().encode("utf-8-sig"))
+            # The mark at the start tells spreadsheets that this is UTF-8. Where all is ASCII they need none,
+            # and others, such as Python's csv, would take it for a part of the first column's name.
+            file.write(text.getvalue().encode("ascii" if text.getvalue().isascii() else "utf-8-sig"))
             sync(file)
             commit()
             advice = "its items are pending: write them to another file with coresift pending"

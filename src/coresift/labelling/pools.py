@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coresift.data.readers import _is_number
-from coresift.labelling.files import is_writable
+from coresift.labelling.files import PLAIN_NUMBERS, is_writable
 from coresift.labelling.records import LARGEST
 from coresift.labelling.table_files import (
     USABLE,
@@ -30,6 +30,7 @@ from coresift.labelling.table_files import (
     TableFile,
     as_numbers,
     as_texts,
+    row_name,
 )
 from coresift.pool import BLOCK, ArrayPool, _let_go, _positions
 from coresift.types import Floats, InputError
@@ -134,8 +135,9 @@ class ItemPool(ABC):
         """Raise for an item that no batch could show: by its id, or by what stands in its columns."""
         for row, name in enumerate(self.ids()):
             if not is_writable(name):
+                where = row_name(self.reading.path, row)
                 raise InputError(
-                    f"{self.reading.path} has the id {name!r} in row {row}, which no CSV file can hold: "
+                    f"{self.reading.path} has the id {name!r} in {where}, which no CSV file can hold: "
                     "rename the item"
                 )
 
@@ -222,6 +224,7 @@ class TablePool(ItemPool):
             reading = replace(reading, features=tuple(name for name in file.columns if name not in others))
             self._check_target(reading)
             self._check_id(reading)
+            self._check_commas(reading)
         self.reading = reading
         self._check_features()
         self.numbers = [name for name in reading.features if kinds[name] in ("number", "date")]
@@ -258,18 +261,35 @@ class TablePool(ItemPool):
             )
 
     def _check_id(self, reading: Reading) -> None:
-        """Raise where items would go by their rows, but a feature by default is called ID, Id or the like.
+        """Raise where items would go by their rows, but a feature by default seems to name them.
 
-        Labels that come by its ids would go to the rows of these numbers.
+        One is called ID or Id, or Sample ID with a value of its own in each row. Labels that come by its ids
+        would go to the rows of these numbers.
         """
         if reading.id is not None:
             return
-        near = next((name for name in reading.features if "".join(name.split()).casefold() == "id"), None)
+
+        def names_items(name: str) -> bool:
+            return _is_id(name) or (
+                _is_called_id(name) and _no_ids(self._columns([name])[name], reading.path) is None
+            )
+
+        near = next(filter(names_items, reading.features), None)
         if near is not None:
             raise InputError(
                 f"{reading.path} has no column 'id'; did you mean {near!r}? say --id {shlex.quote(near)}, or "
                 "list the columns to learn from with --features to have items named by their row numbers"
             )
+
+    def _check_commas(self, reading: Reading) -> None:
+        """Raise where a feature by default has numbers with commas: it would be taken for a category."""
+        for name, example in self._file.with_commas.items():
+            if name in reading.features:
+                raise InputError(
+                    f"column {name!r} of {reading.path} has numbers such as {example!r}: {PLAIN_NUMBERS}; "
+                    "correct them, or list the columns to learn from with --features, where one like this "
+                    "is a category"
+                )
 
     def _check_features(self) -> None:
         path, kinds = self.reading.path, self._file.kinds
@@ -297,7 +317,8 @@ class TablePool(ItemPool):
         values = columns[name]
         if None in values:
             raise InputError(
-                f"{self.reading.path} holds nothing in row {values.index(None)}, column {name!r}; fill it in"
+                f"{self.reading.path} holds nothing in {row_name(self.reading.path, values.index(None))}, "
+                f"column {name!r}; fill it in"
             )
         return [value for value in values if value is not None]
 
@@ -307,7 +328,7 @@ class TablePool(ItemPool):
         One that was found is no less binding: with rows for names in its place, labels that come by its ids
         would go to the rows of these numbers.
         """
-        if wrong := _no_ids(values):
+        if wrong := _no_ids(values, self.reading.path):
             advice = "correct it, or name another column with --id"
             if not named:
                 advice = (
@@ -326,8 +347,8 @@ class TablePool(ItemPool):
         if wrong.any():
             row = int(wrong.argmax())
             raise InputError(
-                f"{self.reading.path} holds {texts[row]!r} in row {row}, column {self.reading.cost!r}; "
-                "a cost is a number above zero"
+                f"{self.reading.path} holds {texts[row]!r} in {row_name(self.reading.path, row)}, column "
+                f"{self.reading.cost!r}; a cost is a number above zero"
             )
         return costs
 
@@ -504,7 +525,8 @@ def _check_numbers(path: str, numbers: Floats, rows: Rows, names: Sequence[str])
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
         raise InputError(
-            f"{path} holds {numbers[row, column]} in row {rows[row]}, column {names[column]!r}; "
+            f"{path} holds {numbers[row, column]} in {row_name(path, int(rows[row]))}, column "
+            f"{names[column]!r}; "
             "correct it, or leave it empty if it is not known"
         )
 
@@ -537,14 +559,29 @@ def _nearly_named(name: str, columns: Sequence[str]) -> str | None:
     return alike[near[0]] if near else None
 
 
-def _no_ids(values: Sequence[str | None]) -> str | None:
+def _is_called_id(name: str) -> bool:
+    """Whether a name says that a column names things, such as ID, Sample ID, sample_id or SampleId.
+
+    >>> [_is_called_id(name) for name in ("Sample ID", "PassengerId", "grid", "Idaho")]
+    [True, True, False, False]
+    """
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
+    return _is_id(name) or any(word.casefold() in ("id", "uuid", "guid") for word in words)
+
+
+def _is_id(name: str) -> bool:
+    """Whether a name is "id" but for case and spaces."""
+    return "".join(name.split()).casefold() == "id"
+
+
+def _no_ids(values: Sequence[str | None], path: str) -> str | None:
     """Why a column's values cannot name items, if so: one is missing or comes twice."""
     first: dict[str, int] = {}
     for row, value in enumerate(values):
         if value is None:
-            return f"is empty in row {row}"
+            return f"is empty in {row_name(path, row)}"
         if first.setdefault(value, row) != row:
-            return f"holds {value!r} in rows {first[value]} and {row}"
+            return f"holds {value!r} in {row_name(path, first[value])} and {row_name(path, row)}"
     return None
 
 

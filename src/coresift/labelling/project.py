@@ -42,6 +42,7 @@ from coresift.labelling.ledger import Ingested, Labelled, Ledger, now
 from coresift.labelling.model import MODEL_NAMES, default_model, std_factor
 from coresift.labelling.pools import ItemPool, Reading, open_pool
 from coresift.labelling.records import Answer, Chosen, Round, Task
+from coresift.labelling.table_files import row_name
 from coresift.labelling.worth import information, worth
 from coresift.strategies import DEFAULT, find_strategy, select
 from coresift.types import Index, InputError
@@ -267,11 +268,13 @@ class Project:
             if task == "regression":
                 answers, _ = read(task)
                 known = {
-                    position: plain_number(f"row {position} of the pool, column {reading.target!r}", label)
+                    position: plain_number(
+                        f"{row_name(reading.path, position)} of the pool, column {reading.target!r}", label
+                    )
                     for position, label in known.items()
                 }
             if classes is not None:
-                _check_classes(known, classes, task)
+                _check_classes(known, classes, task, reading.path)
             with _readable(reading.path):  # before its features are made: it may change while that goes on
                 fingerprint, stamp = pool.fingerprint(), _stamp(Path(pool.reading.path))
             with _unfinished(folder) as new:
@@ -600,6 +603,8 @@ class Project:
         fitted = time.perf_counter()
         seed = int(np.random.SeedSequence([self.settings.seed, turn]).generate_state(1)[0])
         strategy = COLD if model is None and request.strategy != "random" else request.strategy
+        pending = len(self.ledger.pending()) - len(withdrawn)
+        open_items = self.ledger.counts()["unlabelled"] + len(withdrawn)
         batch, looked_at, weights = self._batch(request, strategy, model, found, seed, withdrawn)
         if not batch:
             raise NothingLeftError("there is nothing left to choose within these limits")
@@ -608,6 +613,8 @@ class Project:
         notes = {
             "cold": model is None,
             "looked_at": looked_at,
+            "candidates": looked_at - pending,
+            "open": open_items,
             "fit_seconds": round(fitted - began, 3),
             "choose_seconds": round(chosen - fitted, 3),
             **self._worth(found, values, model, batch, seed),
@@ -919,9 +926,11 @@ def _guess_task(known: Sequence[str], target: str, there: bool) -> Task:
     return "classification"
 
 
-def _check_classes(known: Mapping[int, str], classes: Sequence[str], task: Task) -> None:
+def _check_classes(known: Mapping[int, str], classes: Sequence[str], task: Task, pool: str) -> None:
     if task == "regression":
         raise InputError("--classes goes with --task classification")
     for position, label in known.items():
         if label not in classes:
-            raise InputError(f"row {position} of the pool: {label!r} is none of {', '.join(classes)}")
+            raise InputError(
+                f"{row_name(pool, position)} of the pool: {label!r} is none of {', '.join(classes)}"
+            )

@@ -19,6 +19,15 @@ from coresift.types import Floats, InputError
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 
+SEPARATORS = ",;\t"
+# Numbers with a comma for decimals or between thousands, among others without one.
+_WITH_COMMAS = r"^\s*[+-]?[0-9][0-9.,]*\s*$"
+# Rewrites 3.1.2024, with a time after it or not, as 2024-01-03.
+_DAY_FIRST = (
+    (r"^(\d)\.", r"0\1."),
+    (r"^(\d\d)\.(\d)\.", r"\1.0\2."),
+    (r"^(\d\d)\.(\d\d)\.(\d{4})\b", r"\3-\2-\1"),
+)
 # Kinds of columns to learn from.
 USABLE = ("number", "date", "category")
 # What Arrow raises for a date that Python cannot hold, or whose time zone is not known.
@@ -33,11 +42,13 @@ class TableFile(ABC):
     columns : their names, without an index that pandas wrote.
     kinds : what each column holds, one that is an index too: one of `USABLE`, or in words what else.
     num_rows : above zero.
+    with_commas : columns of text whose values are all numbers, some with a comma, and an example of each.
     """
 
     columns: list[str]
     kinds: dict[str, str]
     num_rows: int
+    with_commas: dict[str, str]
 
     @abstractmethod
     def rows(
@@ -71,7 +82,7 @@ class TableFile(ABC):
 
 
 class CsvFile(TableFile):
-    """A CSV file with a header, read in pieces of some megabytes.
+    """A CSV file with a header and commas, semicolons or tabs, read in pieces of some megabytes.
 
     The file is read once to find its types, which a piece cannot tell: the first thousands of rows may hold
     whole numbers and the next a word. ``text`` is a column of text whatever it holds.
@@ -92,8 +103,13 @@ class CsvFile(TableFile):
             raise InputError(f"{path} has a header and no rows; a pool needs items")
 
     def _names(self) -> list[str]:
-        with self._path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-            names = next((row for row in csv.reader(file) if row), [])
+        """The names of the columns, by the separator that gives the most of them."""
+        names: list[str] = []
+        for separator in SEPARATORS:
+            with self._path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+                split = next((row for row in csv.reader(file, delimiter=separator) if row), [])
+            if len(split) > len(names):
+                names, self._separator = split, separator
         if not names:
             raise InputError(f"{self._path} is empty; its first line should name the columns")
         if {"\0", "\ufffd"} & set("".join(names)):
@@ -107,11 +123,20 @@ class CsvFile(TableFile):
 
         whole = pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC")
         fitting = {name: [] if name == text else list(whole) for name in self.columns}
-        self.num_rows = 0
+        self.num_rows, self.with_commas = 0, {}
+        others = {text}
         for batch in self._open(self.columns, threads):
             self.num_rows += len(batch)
             for name, column in zip(self.columns, batch.columns, strict=True):
                 fitting[name] = [type for type in fitting[name] if _fits(column, type)]
+                if name in others:
+                    continue
+                if _all_match(column, _WITH_COMMAS):
+                    if name not in self.with_commas and (example := _with_comma(column)):
+                        self.with_commas[name] = example
+                else:
+                    others.add(name)
+        self.with_commas = {name: example for name, example in self.with_commas.items() if name not in others}
         return {name: (types or [pa.string()])[0] for name, types in fitting.items()}
 
     def _open(self, names: Sequence[str], threads: bool = True, **options: Any) -> Any:
@@ -123,7 +148,7 @@ class CsvFile(TableFile):
         return pa.csv.open_csv(
             self._path,
             pa.csv.ReadOptions(use_threads=threads, block_size=8 << 20),
-            pa.csv.ParseOptions(newlines_in_values=True),
+            pa.csv.ParseOptions(delimiter=self._separator, newlines_in_values=True),
             pa.csv.ConvertOptions(include_columns=names, strings_can_be_null=True, **options),
         )
 
@@ -172,6 +197,7 @@ class ParquetFile(TableFile):
         _check_names(path, schema.names)
         self.columns = _without_index(path, schema.empty_table(), None).column_names
         self.kinds = {field.name: _kind(field.type) for field in schema}
+        self.with_commas = {}
         self.num_rows = self._file.metadata.num_rows
         if self.num_rows == 0:
             raise InputError(f"{path} has no rows; a pool needs items")
@@ -198,10 +224,23 @@ class ParquetFile(TableFile):
                 if _has_text(_extremes(column)):
                     continue
                 row = next(row for row in range(len(column)) if not _has_text(column.slice(row, 1)))
+                where = row_name(self._path, int(rows[row]))
                 raise InputError(
-                    f"{self._path} has a date in row {rows[row]}, column {name!r}, that cannot be shown; "
+                    f"{self._path} has a date in {where}, column {name!r}, that cannot be shown; "
                     f"years go from 1 to 9999, and time zones have to be known ({column.type}): correct it"
                 )
+
+
+def row_name(path: Path | str, row: int) -> str:
+    """A row of a pool as people find it.
+
+    The rows of CSV files are counted as spreadsheets do, with the header as 1, and as `read_answers` does;
+    others from 0, as Python does.
+
+    >>> row_name("pool.csv", 0), row_name("pool.parquet", 0)
+    ('row 2', 'row 0 (counted from 0)')
+    """
+    return f"row {row + 2}" if Path(path).suffix.lower() == ".csv" else f"row {row} (counted from 0)"
 
 
 def as_texts(column: Any) -> list[str | None]:
@@ -275,14 +314,33 @@ def _kind(type: Any) -> str:
 
 
 def _cast(column: Any, type: Any) -> Any:
-    """Text as ``type``, whatever spaces are around it."""
+    """Text as ``type``, whatever spaces are around it; dates may have the day first, with dots."""
     import pyarrow as pa
     import pyarrow.compute as compute
 
     try:
         return column.cast(type)
     except pa.ArrowInvalid:
-        return compute.call_function("utf8_trim_whitespace", [column]).cast(type)
+        column = compute.call_function("utf8_trim_whitespace", [column])
+    if pa.types.is_timestamp(type):
+        for pattern, replacement in _DAY_FIRST:
+            column = compute.replace_substring_regex(column, pattern=pattern, replacement=replacement)
+    return column.cast(type)
+
+
+def _all_match(column: Any, pattern: str) -> bool:
+    """Whether all texts that are not missing match a pattern."""
+    import pyarrow.compute as compute
+
+    return compute.all(compute.match_substring_regex(column, pattern=pattern), min_count=0).as_py() is True
+
+
+def _with_comma(column: Any) -> str | None:
+    """The first text with a comma in it."""
+    import pyarrow.compute as compute
+
+    found = column.filter(compute.match_substring(column, pattern=","))
+    return str(found[0]) if len(found) else None
 
 
 def _present(column: Any, type: Any) -> Any:
@@ -331,8 +389,8 @@ def _explained(path: Path, names: Sequence[str] = ()) -> Iterator[None]:
         yield
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, csv.Error) as error:
         message = str(error).splitlines()[0]
-        # Arrow counts lines, with the header as 1.
-        message = re.sub(r"Row #(\d+)", lambda found: f"row {int(found[1]) - 2}", message)
+        # Arrow counts lines, with the header as 1, and so do we.
+        message = message.replace("Row #", "row ")
         message = re.sub(r"In CSV column #(\d+)", lambda found: f"column {names[int(found[1])]!r}", message)
         advice = "; save the table in UTF-8" if "UTF8" in message else ""
         raise InputError(f"cannot read {path}: {message}{advice}") from None
