@@ -1,7 +1,9 @@
 """Label Studio: against answers that were recorded from a server, and against a server on this machine."""
 
 import json
+import math
 import os
+import random
 import shutil
 import signal
 import socket
@@ -494,7 +496,7 @@ def test_labels_that_the_project_does_not_know_are_left_out_and_told() -> None:
         assert "item-1" not in project.answers
 
 
-@pytest.mark.parametrize("word", ["NA", "null", "n/a"])
+@pytest.mark.parametrize("word", ["NA", "null", "n/a", "\x1b[2J", "\u202e"])
 def test_a_word_for_no_label_is_none_unless_it_is_a_class_by_name(word: str) -> None:
     body = recorded("tasks_textarea")["body"]
     for task in body["tasks"]:
@@ -853,6 +855,106 @@ def test_a_hostile_answer_is_refused_in_one_line(
     with listening(script) as url, LabelStudio(url, LEGACY) as server, refused as caught:
         server.request("GET", "/api/x")
     assert LEGACY not in str(caught.value) and str(caught.value).isprintable()
+
+
+def test_an_odd_annotation_is_told_and_read_again(tmp_path: Path) -> None:
+    body = recorded("tasks_choices")["body"]
+    good = json.dumps(body)
+    first, second, third, fourth = body["tasks"][:4]
+    first["annotations"][0]["updated_at"] = None
+    second["data"]["coresift_id"] = "\ud800"
+    second["updated_at"] = "9999-12-31T00:00:00Z"  # would hide what changes from now on
+    third["data"]["coresift_id"] = "\x1b[2J"
+    fourth["annotations"][-1]["created_username"] = "A \x1b@example.org, 1"
+    answers = [httpx.Response(200, text=text) for text in (json.dumps(body), good, good)]
+    server, asked = serving({"GET /api/tasks": answers})
+    with project_of(tmp_path, 6) as project:
+        pulled = pull(project, server)
+        assert (pulled.new, len(pulled.unusable)) == (1, 4)
+        assert all(line.isprintable() for line in pulled.unusable)
+        assert f"task {first['id']}: the server sent null as 'updated_at', expected a text" in pulled.unusable
+        assert pull(project, server).new == 2
+        pull(project, server)
+    since = [json.loads(request.url.params["query"])["filters"]["items"] for request in asked]
+    assert since[:2] == [[], []] and since[2]
+
+
+def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where the values in a JSON value are."""
+    children = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
+    for key, child in children:
+        yield (*path, key)
+        yield from paths(child, (*path, key))
+
+
+def mutated(answer: Any, rng: random.Random) -> bytes:
+    """An answer in which one value is another one, missing, or cut off."""
+    values = [
+        None,
+        True,
+        -1,
+        10**30,
+        0.5,
+        math.nan,
+        math.inf,
+        "",
+        "\x1b[2J",
+        "\ud800",
+        [],
+        {},
+        [[]],
+        {"a": []},
+    ]
+    values += [LEGACY, "9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", json.loads("[" * 200 + "]" * 200)]
+    whole = json.loads(json.dumps([answer]))
+    *path, key = rng.choice(list(paths(whole)))
+    parent = whole
+    for step in path:
+        parent = parent[step]
+    kind = rng.randrange(8)
+    if kind == 0:
+        return json.dumps(answer).encode()[: rng.randrange(30)]
+    if kind == 1 and path:
+        del parent[key]
+    else:
+        parent[key] = [parent[key]] if kind == 2 else rng.choice(values)
+    return json.dumps(whole[0]).encode()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_mutated_answer_ends_a_watch(seed: int) -> None:
+    rng = random.Random(seed)
+    given = [{"from_name": "label", "value": {"choices": ["cat"]}}]
+    at = {"updated_at": "2026-01-01T00:00:00Z"}
+    tasks = [
+        {
+            "id": k,
+            "data": {"coresift_project": "recorded", "coresift_id": f"item-{k}", "coresift_order": k},
+            "annotations": [
+                {"result": given, "was_cancelled": False, "created_username": "A a@b.org, 1", **at}
+            ],
+            **at,
+        }
+        for k in range(2)
+    ]
+    asked = 0
+
+    def script(handler: BaseHTTPRequestHandler) -> None:
+        nonlocal asked
+        asked += 1
+        answer = {"tasks": tasks, "total": 2} if handler.path.startswith("/api/tasks") else {}
+        send(handler, mutated(answer, rng) if asked == odd else json.dumps(answer).encode())
+
+    with listening(script) as url, LabelStudio(url, LEGACY) as server:
+        for _ in range(20):
+            asked, odd, lines = 0, rng.choice((1, 3)), list[str]()
+            project = connected(table(4))
+            project.select(2)
+            done = watch(project, server, 2, every=0.0, rounds=1, report=lines.append)
+            assert done == Watched(1, "rounds") and len(project.answers) == 2
+            assert all(line.isprintable() and LEGACY not in line for line in lines)
 
 
 def test_a_list_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

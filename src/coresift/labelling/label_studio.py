@@ -446,7 +446,7 @@ def _time(row: Any) -> datetime:
             raise ValueError
         return time.astimezone(UTC)
     except (ValueError, OverflowError):
-        raise AnswerError(f"'updated_at' is {on_one_line(repr(text))}, expected a time with a zone") from None
+        raise AnswerError("the server sent an 'updated_at' that is no time with a zone") from None
 
 
 def _seen(project: LabellingProject) -> datetime | None:

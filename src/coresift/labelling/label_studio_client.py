@@ -61,22 +61,22 @@ class AnswerError(InputError):
 
 
 def field(row: Any, name: str, kind: type[T]) -> T:
-    """Read a field of a JSON object that has to be there.
+    """Read a field of a JSON object in an answer, where it has to be and of this type.
 
     >>> field({"total": 3}, "total", int)
     3
     >>> field({"total": None}, "total", int)
     Traceback (most recent call last):
-    coresift.labelling.label_studio_client.AnswerError: 'total' is null, expected an integer
+    coresift.labelling.label_studio_client.AnswerError: the server sent null as 'total', expected an integer
     """
     if not isinstance(row, dict):
-        raise AnswerError(f"what has {name!r} is {_NAMES[type(row)]}, expected an object")
+        raise AnswerError(f"the server sent {_NAMES[type(row)]}, expected an object with {name!r}")
     if name not in row:
-        raise AnswerError(f"{name!r} is missing, expected {_NAMES[kind]}")
+        raise AnswerError(f"the server sent an object without {name!r}, expected {_NAMES[kind]}")
     value = row[name]
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        # Only its type is named: the value may hold anything, even the token.
-        raise AnswerError(f"{name!r} is {_NAMES[type(value)]}, expected {_NAMES[kind]}")
+        # The value itself is not shown: it may be anything.
+        raise AnswerError(f"the server sent {_NAMES[type(value)]} as {name!r}, expected {_NAMES[kind]}")
     return value
 
 
@@ -121,7 +121,7 @@ def is_trusted(url: str) -> bool:
         with path.open(encoding="utf-8") as file:
             found = os.fstat(file.fileno())
             if os.name == "posix" and (found.st_uid != os.getuid() or found.st_mode & 0o022):
-                raise InputError(f"others may write to {path}, which says whom you trust: remove it")
+                raise InputError(f"others may write to {path}, which says whom you trust; remove it")
             return url in file.read().splitlines()
     except FileNotFoundError:
         return False
@@ -134,14 +134,11 @@ def trust(url: str) -> None:
     if is_trusted(url):
         return
     path = servers_file()
-    try:
+    with suppress(OSError):  # where nothing can be written, the user is asked each time
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(
-            os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w", encoding="utf-8"
-        ) as file:
+        private = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with open(private, "w", encoding="utf-8") as file:
             file.write(f"{url}\n")
-    except OSError as error:
-        raise InputError(f"{path} could not be written: {error.strerror}") from None
 
 
 class LabelStudio:
@@ -323,7 +320,7 @@ class LabelStudio:
                     nested += value.values()
                 elif isinstance(value, list):
                     nested += value
-                elif isinstance(value, str) and self._token in value:
+                elif isinstance(value, str) and any(secret in value for secret in self._secrets()):
                     self._refuse(f"sent the token back in its answer to {request}; do not trust it")
             if not nested:
                 return
@@ -333,9 +330,12 @@ class LabelStudio:
     def _refuse(self, problem: str) -> NoReturn:
         raise AnswerError(self._shown(f"{self.url} {problem}"))
 
+    def _secrets(self) -> list[str]:
+        return [self._token, self._access] if self._access else [self._token]
+
     def _shown(self, message: str) -> str:
         """A message on one line, without the tokens."""
-        for secret in filter(None, (self._token, self._access)):
+        for secret in self._secrets():
             message = re.sub(re.escape(secret), "...", message, flags=re.IGNORECASE)
         return on_one_line(message)
 
@@ -365,5 +365,7 @@ def checked_url(url: str, allow_http: bool) -> tuple[str, bool]:
     except ValueError:
         loopback = parts.hostname == "localhost"
     if parts.scheme == "http" and not loopback and not allow_http:
-        raise InputError(f"{url} would show the token to anyone on the way; use https, or allow http")
+        raise InputError(
+            f"{parts.geturl()} would show the token to anyone on the way; use https, or allow http"
+        )
     return parts.geturl().rstrip("/"), loopback
