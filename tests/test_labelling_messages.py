@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from coresift.cli import app
@@ -94,6 +95,30 @@ def test_a_look_at_a_part_of_the_pool_is_told(tmp_path):
     assert "looked at" not in text
     text = run("select", project, "--batch-size", 3, "--candidates", 36, "--more")
     assert "looked at 36 of 37 items" in text
+
+
+def test_broken_images_may_be_left_out(tmp_path):
+    images = tmp_path / "images"
+    (images / "a").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for row in range(8):
+        Image.fromarray(rng.integers(0, 255, (16, 16, 3), np.uint8)).save(images / f"{row}.png")
+    for name in ("a/broken.png", "empty.jpg"):
+        (images / name).write_bytes(b"")
+    words = "init", tmp_path / "project", "--pool", images, "--target", "kind", "--task", "classification"
+    assert "cannot read 2 of the 10 images" in run(*words, code=2)
+    lines = run(*words, "--skip-broken").splitlines()
+    first = lines.index("images that cannot be read and were left out: 2")
+    assert lines[first + 1 : first + 3] == ["a/broken.png", "empty.jpg"]
+    made = say("select", tmp_path / "project", "--batch-size", 20, "--out", tmp_path / "batch.csv")
+    assert sorted(one["id"] for one in made["batch"]) == [f"{row}.png" for row in range(8)]
+    for row in range(8):
+        (images / f"{row}.png").unlink()
+    words = "init", tmp_path / "other", *words[2:], "--skip-broken"
+    assert "holds 2 images, and none of them can be read" in run(*words, code=2)
+    (tmp_path / "pool.csv").write_text("x\n1\n2\n")
+    words = "init", tmp_path / "other", "--pool", tmp_path / "pool.csv", "--target", "y", "--skip-broken"
+    assert "--skip-broken is for folders of images" in run(*words, code=2)
 
 
 # What was chosen, without a file.

@@ -89,7 +89,8 @@ def test_a_table_with_all_kinds_of_columns(tmp_path: Path) -> None:
     assert about == "2 numbers, missing values filled with medians, 2 categories (5 columns)"
     # What the ledger keeps opens the same pool.
     kept = json.loads(json.dumps(asdict(pool.reading)))
-    assert open_pool(Reading(**kept | {"features": tuple(kept["features"])})).reading == pool.reading
+    kept |= {name: tuple(kept[name]) for name in ("features", "skip")}
+    assert open_pool(Reading(**kept)).reading == pool.reading
 
 
 def test_a_parquet_file_reads_as_the_same_table_in_csv(tmp_path: Path) -> None:
@@ -324,7 +325,9 @@ def test_images_that_cannot_be_read_are_named_together(tmp_path: Path, embedding
     folder = write_images(tmp_path, 30)
     for i in range(4, 30, 2):
         (folder / f"{i}.PNG").write_bytes(b"no image")
-    with pytest.raises(InputError, match=r"cannot read 13 of the 30 images .* move them out") as caught:
+    with pytest.raises(
+        InputError, match=r"cannot read 13 of the 30 images .* move them out .* --skip-broken"
+    ) as caught:
         write_features(open_pool(Reading(str(folder))), tmp_path / "f.npy", embedding=embedding)
     named = sorted(f"{i}.PNG" for i in range(4, 30, 2))[:10]
     assert f": {', '.join(named)}, ...; " in str(caught.value)

@@ -505,7 +505,10 @@ def test_a_batch_that_cannot_be_shown_is_not_chosen(project, tmp_path, monkeypat
     ("column", "said"),
     [
         ({"id": [f"item\0{row}" for row in range(N)]}, "no CSV file can hold"),
-        ({"when": pa.array([0] * 7 + [10**18] * (N - 7), pa.timestamp("us"))}, "row 7, column 'when'"),
+        (
+            {"when": pa.array([0] * 7 + [10**18] * (N - 7), pa.timestamp("us"))},
+            "row 7 (counted from 0), column 'when'",
+        ),
         ({"when": pa.array(range(N), pa.timestamp("s", "Mars/Olympus"))}, "time zones have to be known"),
     ],
 )
@@ -743,7 +746,7 @@ def test_numbers_too_large_for_a_model_are_refused(tmp_path):
     table = pa.table({"a": [1.0, 2.0, 3.0], "kind": [0.5, 1e200, None]})
     pa.parquet.write_table(table, tmp_path / "large.parquet")
     text = run("init", tmp_path / "other", "--pool", tmp_path / "large.parquet", "--target", "kind", code=2)
-    assert "row 1 of the pool, column 'kind': '1e+200' is too large" in text
+    assert "row 1 (counted from 0) of the pool, column 'kind': '1e+200' is too large" in text
     labels.write_text("id,kind\nitem-50,1e60\n")  # mad, but of no harm to the program
     run("ingest", folder, labels)
     run("select", folder, "--batch-size", 3)

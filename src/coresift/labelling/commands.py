@@ -96,6 +96,9 @@ def init(
     embedding: Annotated[
         str | None, typer.Option(help="What makes numbers of images or text: module:name of a torch module.")
     ] = None,
+    skip_broken: Annotated[
+        bool, typer.Option("--skip-broken", help="Leave out images that cannot be read, and list them.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn at random.")] = 0,
     json: Json = False,
 ) -> None:
@@ -117,6 +120,7 @@ def init(
         hand_picked=hand_picked,
         embedding=embedding,
         seed=seed,
+        skip_broken=skip_broken,
     ) as made:
         counts = made.ledger.counts()
         settings, known_column = made.settings, made.pool.targets() is not None
@@ -134,6 +138,7 @@ def init(
             "corrections": [asdict(one) for one in corrections],
             "passed_over": passed_over,
             "alike_classes": alike,
+            "broken": settings.reading.skip,
         }
         _say(
             json,
@@ -144,6 +149,7 @@ def init(
             f"features: {settings.features}",
             f"items are named by {made.pool.named_by}",
             *_about_first_labels(counts["labelled"], hand_picked),
+            *_about_broken(settings.reading.skip),
             *_about_corrections(corrections),
             *_about_passed_over(passed_over, made),
             *_about_alike_classes(alike, classes_there),
@@ -161,6 +167,12 @@ def _about_task(task: str, labels: int, told: bool) -> list[str]:
     if told or not labels:
         return []
     return [f"the task looks like {task} by the labels; say --task {task} to be sure, or --task {other}"]
+
+
+def _about_broken(images: Sequence[str]) -> list[str]:
+    if not images:
+        return []
+    return [f"images that cannot be read and were left out: {len(images):,}", *map(_plain_id, images)]
 
 
 def _about_first_labels(count: int, hand_picked: bool) -> list[str]:

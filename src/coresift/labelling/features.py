@@ -125,8 +125,8 @@ def _in_steps(block: Block) -> Iterator[Block]:
         yield Block(block.numbers[few], block.categories[few], images=block.images[few])
 
 
-def _unreadable(pool: ItemPool) -> str:
-    """What to say of the images of a pool that cannot be read, of all at once; nothing where all can."""
+def broken_images(pool: ItemPool) -> list[str]:
+    """Find the images of a pool that cannot be read, by their ids."""
     broken = []
     with progress_bar("looking for images that cannot be read", len(pool)) as advance:
         for block in pool.blocks():
@@ -136,12 +136,19 @@ def _unreadable(pool: ItemPool) -> str:
                 except _UnreadableImage:
                     broken.append(file.relative_to(pool.reading.path).as_posix())
                 advance(1)
+    return broken
+
+
+def _unreadable(pool: ItemPool) -> str:
+    """What to say of the images of a pool that cannot be read, of all at once; nothing where all can."""
+    broken = broken_images(pool)
     if not broken:  # what failed once may have been a busy disk
         return ""
     names = ", ".join(broken[:NAMED]) + (", ..." if len(broken) > NAMED else "")
     return (
         f"cannot read {len(broken)} of the {len(pool)} images in {pool.reading.path}: {names}; they are "
-        f"broken, or their format is none of {', '.join(FORMATS)}: move them out of the folder"
+        f"broken, or their format is none of {', '.join(FORMATS)}: move them out of the folder, or "
+        "leave them out with --skip-broken"
     )
 
 

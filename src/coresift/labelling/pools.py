@@ -57,6 +57,7 @@ class Reading:
     text : column of text to learn from.
     cost : column of what a label costs, numbers above zero.
     group : column of groups that items belong to.
+    skip : images of a folder that are no items, by their paths in it.
     """
 
     path: str
@@ -66,6 +67,7 @@ class Reading:
     text: str | None = None
     cost: str | None = None
     group: str | None = None
+    skip: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -478,9 +480,13 @@ class ImageFolder(ItemPool):
             if file.suffix.lower() in IMAGES and file.is_file()
         )
         # Hidden files with the names of images are notes that a Mac leaves.
-        self._ids = sorted(
+        names = sorted(
             file.as_posix() for file in found if not any(part.startswith(".") for part in file.parts)
         )
+        skipped = set(reading.skip)
+        self._ids = [name for name in names if name not in skipped]
+        if names and not self._ids:
+            raise InputError(f"{folder} holds {len(names)} images, and none of them can be read")
         if not self._ids:
             raise InputError(f"{folder} holds no image; their names should end in {', '.join(IMAGES)}")
         for name in self._ids:

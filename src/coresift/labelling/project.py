@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 import coresift
 from coresift.errors import cannot_write, is_full
 from coresift.labelling.choose import Limits, asker, choose_within, stands_for
-from coresift.labelling.features import write_features
+from coresift.labelling.features import broken_images, write_features
 from coresift.labelling.files import (
     PLAIN_NUMBERS,
     RESERVED,
@@ -118,6 +118,7 @@ class Settings:
         """From what JSON made of it."""
         reading = dict(described["reading"])
         reading["features"] = tuple(reading["features"])
+        reading["skip"] = tuple(reading.get("skip", ()))
         classes = described["classes"]
         return cls(
             **{
@@ -206,6 +207,7 @@ class Project:
         hand_picked: bool = False,
         embedding: str | None = None,
         seed: int = 0,
+        skip_broken: bool = False,
     ) -> Project:
         """Begin a project: read the pool, make features of it, and open a ledger.
 
@@ -217,6 +219,7 @@ class Project:
         labels : a file of further labels.
         hand_picked : whether labels that are there were picked by hand, and not drawn at random.
         embedding : what makes features of texts or images, see `write_features`.
+        skip_broken : leave out images that cannot be read.
         """
         folder = Path(folder)
         _check_nothing_is_lost(folder, Path(reading.path))
@@ -236,6 +239,10 @@ class Project:
             _check_nothing_is_lost(folder, Path(reading.path))
             with _readable(reading.path):
                 pool = open_pool(reading)
+                if skip_broken:
+                    if pool.kind != "images":
+                        raise InputError("--skip-broken is for folders of images; leave it out")
+                    pool = open_pool(replace(reading, skip=tuple(broken_images(pool))))
                 pool.check_writable()
             said = {position: text for position, text in enumerate(pool.targets() or ()) if text is not None}
             known = {
