@@ -834,6 +834,7 @@ def after_redirect(path: str) -> Script:
         (body(b"{}", Content_Length="9"), "could not be reached"),
         (body(json.dumps([LEGACY]).encode().replace(b"0", b"\\u0030")), "sent the token back"),
         (body(json.dumps({"detail": "\x1b[2J \u202e \ud800 x"}).encode(), status=400), r": \?\[2J \? \? x$"),
+        (body(b"", status=302), "did not answer GET /api/x in JSON"),
         (after_redirect("/login/\x1b[2J"), "Invalid URL in location header"),
         (after_redirect("/login/\x9b2J"), r"points to /login/\?2J; use that"),
         (

@@ -292,9 +292,9 @@ class LabelStudio:
         request = f"{response.request.method} {response.request.url.path}"
         if response.status_code == 401:
             raise InputError(f"{self.url} does not accept the token; make a new one there")
-        if response.is_redirect:
+        if response.has_redirect_location:
             # Without the query, where others put what they were sent.
-            where = re.split(r"[?#]", response.headers.get("Location", "nowhere"))[0]
+            where = re.split(r"[?#]", response.headers["Location"])[0]
             raise InputError(self._shown(f"{self.url} points to {where}; use that server's url"))
         try:
             answer = json.loads(body, parse_constant=_no_constant)
