@@ -50,7 +50,7 @@ def overview(project: Project) -> ProjectReport:
             one.number: len(one.batch) - waiting[one.number] - gone.get(one.number, 0) for one in rounds
         },
         withdrawn=gone,
-        error_name=f"RMSE of {project.target}" if number else "share of wrong labels",
+        error_name=f"RMSE of {project.target}" if number else "error rate",
         worth=notes.get("worth", ()) if stands else (),
         classes={} if number else dict(Counter(values.tolist()).most_common()),
         values=values.tolist() if number else (),

@@ -714,7 +714,7 @@ class Project:
         some = np.random.default_rng(seed).choice(
             len(self.features), min(_POOL_SAMPLE, len(self.features)), replace=False
         )
-        share = information(model.posterior_, self.rows(some), self.rows(batch), seed)
+        shares = information(model.posterior_, self.rows(some), self.rows(batch), seed)
         found_worth = worth(
             self.rows([one.position for one in found]),
             values,
@@ -722,14 +722,24 @@ class Project:
             np.array(self._drawn(found)),
             self.task,
             batch_size=len(batch),
-            information=share,
+            information=shares,
+            earlier=[
+                (one.labels, *one.notes["gain"]) for one in self.ledger.rounds() if one.notes.get("gain")
+            ],
             seed=seed,
         )
         curves = {
             name: [astuple(point) for point in getattr(found_worth, name)]
             for name in ("curve", "fitted", "random")
         }
-        return {"information": share, "worth": list(found_worth.sentences), "curves": curves}
+        share, random_share = shares or (None, None)
+        return {
+            "information": share,
+            "random_information": random_share,
+            "gain": found_worth.gain,
+            "worth": list(found_worth.sentences),
+            "curves": curves,
+        }
 
     def _drawn(self, found: Sequence[Labelled]) -> list[bool]:
         """Whether each label is one of a random part of the pool."""

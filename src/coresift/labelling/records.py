@@ -86,8 +86,8 @@ class CurvePoint:
     Attributes
     ----------
     labels : how many labels a model was trained on.
-    error : root mean squared error, or the share of wrong classes.
-    low, high : its interval of 90%.
+    error : root mean squared error (RMSE), or error rate.
+    low, high : a rough interval.
     """
 
     labels: int

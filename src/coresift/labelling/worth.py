@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,12 +33,15 @@ _MOST_COUNTS = 5
 # Labels that are looked at.
 _MOST_LABELS = 3000
 _FOLDS = 5
-# Sets drawn at random for each fold; one alone may be lucky.
-_DRAWS = 3
+# Cross-validation is repeated with other folds and seeds, so many times at once: from one run to the next the
+# forecast moves by a seventh of its interval. It is enough if plus and minus two standard errors are within a
+# quarter of the interval.
+_REPEATS, _MOST_REPEATS = 4, 12
+_STEADY = 0.25
 # Folds share most of their training rows: the variance of their mean is that of independent tests, and this
 # much of it again (Nadeau and Bengio, Inference for the Generalization Error, 2003, for tests of 1/5).
 _TRAINING = _FOLDS / (_FOLDS - 1)
-_NORMAL = 1.645  # quantile for intervals of 90%
+_NORMAL = 1.645  # quantile for intervals that would hold in 90% of cases, were all suppositions true
 _REPLICATES = 400
 # Learning curves fall as n^-c, with c around one half; nearly all known ones lie within these bounds.
 _POWERS = np.geomspace(0.1, 2.0, 25)
@@ -45,11 +49,16 @@ _USUAL_POWER, _POWER_SPREAD = 0.5, 0.7
 # Early on a curve may not have come to fall that way: by so much, in logarithms, a point may be off for each
 # halving before the last.
 _DRIFT = 0.15
-# A curve is flat if twice as many labels would take off less than this share of the error, and in nine cases
+# A curve is flat if twice as many labels would take off less than this share of the error, and in nine draws
 # of ten less than that.
-_FLAT, _SURELY_FLAT = 0.05, 0.2
+_FLAT, _SURELY_FLAT = 0.05, 0.1
+# Stopping is advised after so many labels, where so many rounds agree, each with so many times the labels of
+# the one before: with hardly any new labels they would say the same anyway.
+_LEAST_TO_STOP, _ROUNDS_TO_STOP, _NEW_LABELS = 100, 3, 1.1
 _POOL_SAMPLE = 5000
 _NUM_SAMPLES = 1024
+# Random batches that a batch's information is compared with.
+_RANDOM_BATCHES = 5
 
 
 @dataclass(frozen=True)
@@ -58,34 +67,46 @@ class Worth:
 
     Attributes
     ----------
-    information : share of the pool's information that the batch carries, see `information`.
+    information : shares of the pool's information that the batch and random batches carry, see `information`.
     curve : cross-validated error after each round so far; ``labels`` are those trained on, without the fold
         that was tested.
     fitted : the curve error = a + b n^-c through these, at the same counts, now, and after the batch.
     random : the same for labels drawn at random; empty where too few were.
+    gain : share of the error that twice as many labels would take off, the median and the 90% quantile over
+        fitted curves.
     sentences : all of that for people.
     """
 
-    information: float | None
+    information: tuple[float, float] | None
     curve: tuple[CurvePoint, ...] = ()
     fitted: tuple[CurvePoint, ...] = ()
     random: tuple[CurvePoint, ...] = ()
+    gain: tuple[float, float] | None = None
     sentences: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class _Tested:
-    """Losses (m,) of the tested rows, wrong or not or squared errors, by models trained on so many labels."""
+    """Losses (R, t) of the tested rows, wrong or not or squared errors, by models trained on so many labels,
+    in each repeat of the cross-validation.
+    """
 
     labels: int
     losses: Floats
 
+    def rows(self) -> Floats:
+        """(t,) averages over repeats."""
+        return np.asarray(self.losses.mean(0))
 
-def information(posterior: Posterior, pool_rows: Any, batch_rows: Any, seed: int = 0) -> float | None:
-    """Share of the pool's information that a batch carries.
 
-    That is 1 - ||L - L(w)||^2 / ||L||^2 with the best weights w >= 0 on the batch, where L is the sum of the
-    pool's likelihood vectors, here of a uniform sample of 5000. ``None`` where the posterior holds fewer
+def information(
+    posterior: Posterior, pool_rows: Any, batch_rows: Any, seed: int = 0
+) -> tuple[float, float] | None:
+    """Compute the shares of the pool's information that a batch and random batches of its size carry.
+
+    For the latter it is the mean over five of them. A share is 1 - ||L - L(w)||^2 / ||L||^2 with the best
+    weights w >= 0 on the batch, where L is the sum of the pool's likelihood vectors, here of a uniform sample
+    of 5000. ``None`` where the posterior holds fewer
     samples than twice the batch, as small ensembles do: in so few dimensions any batch seems to stand for
     the whole pool.
 
@@ -93,22 +114,26 @@ def information(posterior: Posterior, pool_rows: Any, batch_rows: Any, seed: int
     ----------
     pool_rows, batch_rows : (N, d) and (b, d).
     """
+    rng = np.random.default_rng(seed)
     if len(pool_rows) > _POOL_SAMPLE:
-        chosen = np.random.default_rng(seed).choice(len(pool_rows), _POOL_SAMPLE, replace=False)
+        chosen = rng.choice(len(pool_rows), _POOL_SAMPLE, replace=False)
         pool_rows = np.asarray(pool_rows)[np.sort(chosen)]
-    head, pool, batch = at_the_last_layer(
-        posterior, as_pool(np.asarray(pool_rows)), torch.as_tensor(np.asarray(batch_rows))
-    )
+    pool_rows, size = np.asarray(pool_rows), len(batch_rows)
+    drawn = [
+        rng.choice(len(pool_rows), min(size, len(pool_rows)), replace=False) for _ in range(_RANDOM_BATCHES)
+    ]
+    batches = np.concatenate([np.asarray(batch_rows), *(pool_rows[index] for index in drawn)])
+    head, pool, rows = at_the_last_layer(posterior, as_pool(pool_rows), torch.as_tensor(batches))
     generator = torch.Generator().manual_seed(seed)
-    space = sampled_likelihood_space(head, pool, _NUM_SAMPLES, generator=generator, labelled=batch)
-    vectors = space.labelled
-    if vectors is None or len(vectors) < 2 * vectors.shape[1]:
+    space = sampled_likelihood_space(head, pool, _NUM_SAMPLES, generator=generator, labelled=rows)
+    if space.labelled is None or len(space.labelled) < 2 * size:
         return None
-    vectors = vectors.double()
-    # One more vector stands for all the rest, so that the total is that of the pool.
-    rest = space.total() - vectors.sum(1)
-    whole = VectorSpace(torch.cat([vectors, rest[:, None]], 1))
-    return share_of_total(whole, torch.arange(vectors.shape[1]))
+    total, shares = space.total(), []
+    for vectors in torch.split(space.labelled.double(), [size, *map(len, drawn)], dim=1):
+        # One more vector stands for all the rest, so that the total is that of the pool.
+        whole = VectorSpace(torch.cat([vectors, (total - vectors.sum(1))[:, None]], 1))
+        shares.append(share_of_total(whole, torch.arange(vectors.shape[1])))
+    return shares[0], float(np.mean(shares[1:]))
 
 
 def worth(
@@ -119,13 +144,15 @@ def worth(
     task: Task,
     *,
     batch_size: int,
-    information: float | None = None,
+    information: tuple[float, float] | None = None,
+    earlier: Sequence[tuple[int, float, float]] = (),
     seed: int = 0,
     unit: str = "",
 ) -> Worth:
-    """What the labels so far say about a batch: the error after it, and what chance would have given.
+    """Say what the labels so far tell about a batch: the error after it, and what random labels would give.
 
     Five times a fifth of the labels is left out, and quick models are trained on the first k of the others.
+    That is repeated with other folds and seeds, until the forecast hardly moves any more.
     If at least 50 labels were drawn at random, only those are tested on: they stand for the pool. Else all
     are, and since chosen items are harder, the error on the pool is overstated.
 
@@ -142,6 +169,8 @@ def worth(
     random_rows : (n,) bool, which were drawn at random from the pool.
     batch_size : labels that the batch will add.
     information : see the function of that name; said along.
+    earlier : (labels, median, 90% quantile) of the ``gain`` of earlier rounds, by round; stopping is advised
+        only where several agree.
     unit : of the labels, for the sentences.
     """
     if not len(x) == len(y) == len(rounds) == len(random_rows):
@@ -158,7 +187,8 @@ def worth(
     sentences = []
     if information is not None:
         sentences.append(
-            f"Weighted, the batch carries {information:.0%} of the pool's information, as the model sees it."
+            f"Weighted, the batch carries {information[0]:.0%} of the pool's information, as the model sees "
+            f"it; a random batch of the same size carries {information[1]:.0%} on average."
         )
     if len(y) < _LEAST_LABELS or len(np.unique(y)) < 2:
         few = f"{len(y)} labels are too few to say what more of them would bring; {_LEAST_LABELS} may do."
@@ -169,24 +199,52 @@ def worth(
     num_random = int(random_rows.sum())
     fair = num_random >= _LEAST_RANDOM
     tested = np.flatnonzero(random_rows) if fair else np.arange(len(y))
-    tester = _Tester(x, y, _folds(tested, len(y), generator), task, seed)
-    ordered = [tester.test([np.arange(count)]) for count in _counts(rounds)]
     now, after = num_labels, num_labels + batch_size
+    tester = _Tester(x, y, _folds(tested, len(y), generator), task, seed)
+    ordered = [tester.test([np.arange(count)] * _REPEATS) for count in _counts(rounds)]
     targets = [*sorted({*(one.labels for one in ordered), now, after}), 2 * now]
-    draws = learning_curves(*tester.replicates(ordered, generator), targets, generator)
-    fitted, gains = _points(targets[:-1], draws), 1 - draws[:, -1] / draws[:, targets.index(now)]
+    while True:
+        draws = learning_curves(*tester.replicates(ordered, generator), targets, generator)
+        fitted = _points(targets[:-1], draws)
+        num_repeats = len(ordered[0].losses)
+        singles = [
+            learning_curves(*tester.replicates(one, generator), [after], generator)
+            for one in (
+                [_Tested(each.labels, each.losses[[r]]) for each in ordered] for r in range(num_repeats)
+            )
+        ]
+        moves = 4 * np.std(np.median(singles, 1), ddof=1) / np.sqrt(num_repeats)
+        steady = bool(moves <= _STEADY * (fitted[-1].high - fitted[-1].low))
+        if steady or num_repeats >= _MOST_REPEATS:
+            break
+        again = replace(tester, folds=_folds(tested, len(y), generator), seed=seed + num_repeats)
+        ordered = [
+            _Tested(one.labels, np.concatenate([one.losses, more.losses]))
+            for one, more in zip(
+                ordered,
+                (again.test([np.arange(count)] * _REPEATS) for count in _counts(rounds)),
+                strict=True,
+            )
+        ]
+    gains = 1 - draws[:, -1] / draws[:, targets.index(now)]
     random: tuple[CurvePoint, ...] = ()
+    name = "error rate" if task == "classification" else "RMSE"
 
     def say(point: CurvePoint) -> str:
         error, low, high = (_number(value, task, unit) for value in (point.error, point.low, point.high))
-        return f"{error} (90% interval {low} to {high})"
+        return f"{error} (rough interval {low} to {high})" if steady else f"roughly between {low} and {high}"
 
-    sentences.append(f"After this batch, at {after} labels, the error should be {say(fitted[-1])}.")
+    sentences.append(f"After this batch, at {after} labels, the {name} should be {say(fitted[-1])}.")
     if not fair:
+        few = (
+            "No label was"
+            if num_random == 0
+            else f"Only {num_random} label{' was' if num_random == 1 else 's were'}"
+        )
         sentences.append(
-            f"Only {num_random} labels were drawn at random, so all were tested on; chosen ones are harder, "
-            f"and on the pool the error may be lower. With {_LEAST_RANDOM} random ones it could also be told "
-            "whether choosing helps."
+            f"{few} drawn at random, so all labels were tested on; chosen ones are harder, and on the pool "
+            f"the {name} may be lower. With {_LEAST_RANDOM} random ones it could also be told whether "
+            "choosing helps."
         )
     elif random_rows.all():
         random = fitted
@@ -197,22 +255,37 @@ def worth(
         random = _points(targets[:-1], curves)
         sentences.append(f"As many labels drawn at random should give {say(random[-1])}.")
         sentences.append(_verdict(tester, mixed, by_chance[-1], task, unit))
-    likely, most = np.quantile(gains, (0.5, 0.9))
-    if likely < _FLAT and most < _SURELY_FLAT:
+    likely, most = np.quantile(gains, (0.5, 0.9)).tolist()
+    if _has_stopped([*earlier, (now, likely, most)]):
         sentences.append(
-            f"The error has stopped falling: twice as many labels would take off some {likely:.0%} of it, "
-            f"and hardly more than {most:.0%}. Consider stopping here."
+            f"The {name} seems to have stopped falling: {_ROUNDS_TO_STOP} rounds agree that twice as many "
+            f"labels would take off little of it, by the latest some {likely:.0%} and hardly more than "
+            f"{most:.0%}. Consider stopping here."
         )
-    return Worth(information, tuple(tester.point(one) for one in ordered), fitted, random, tuple(sentences))
+    curve = tuple(tester.point(one) for one in ordered)
+    return Worth(information, curve, fitted, random, (likely, most), tuple(sentences))
+
+
+def _has_stopped(rounds: Sequence[tuple[int, float, float]]) -> bool:
+    """Whether the latest rounds agree that the curve is flat, by the labels and the gain of each."""
+    agreed, fewest = 0, math.inf
+    for labels, likely, most in reversed(rounds):
+        if labels < _LEAST_TO_STOP or likely >= _FLAT or most >= _SURELY_FLAT:
+            return False
+        if labels * _NEW_LABELS <= fewest:
+            agreed, fewest = agreed + 1, labels
+        if agreed == _ROUNDS_TO_STOP:
+            return True
+    return False
 
 
 @dataclass(frozen=True, eq=False)
 class _Tester:
-    """Trains quick models without a fold, and tests them on it.
+    """Trains quick models without a fold, and tests them on it, several times over with other folds.
 
     Attributes
     ----------
-    folds : (n,) the fold in which a row is tested; -1 for those that never are.
+    folds : (R, n) the fold in which a row is tested, in each repeat; -1 for those that never are.
     """
 
     x: npt.NDArray[Any]
@@ -222,40 +295,46 @@ class _Tester:
     seed: int
 
     def test(self, orders: Sequence[Index], size: int | None = None) -> _Tested:
-        """Train on the first ``size`` rows of each order that are not in the fold, and average over orders.
+        """Train on the first ``size`` rows of an order that are not in the fold; each repeat has its order.
 
         By default as many as every fold leaves over.
         """
-        kept = [order[self.folds[order] != fold] for order in orders for fold in range(_FOLDS)]
+        kept = [
+            order[folds[order] != fold]
+            for order, folds in zip(orders, self.folds, strict=True)
+            for fold in range(_FOLDS)
+        ]
         size = min(map(len, kept)) if size is None else size
         sets = [rows[:size] for rows in kept]
         several = [rows for rows in sets if len(np.unique(self.y[rows])) > 1]
         seeds = [self.seed + number for number in range(len(several))]
         model = quick_model(self.task, size, self.seed)
         fits = iter(model.fit_many([(self.x[r], self.y[r]) for r in several], seeds) if several else ())
-        losses = np.zeros(len(self.y))
+        losses = np.zeros(self.folds.shape)
         for number, rows in enumerate(sets):
-            out = self.folds == number % _FOLDS
+            repeat, fold = divmod(number, _FOLDS)
+            out = self.folds[repeat] == fold
             single = len(np.unique(self.y[rows])) == 1  # as for a network, which would not have it
             guess = np.repeat(self.y[rows[:1]], out.sum()) if single else next(fits).predict(self.x[out])
             wrong = guess != self.y[out] if self.task == "classification" else (guess - self.y[out]) ** 2
-            losses[out] += wrong / len(orders)
-        return _Tested(size, losses[self.folds >= 0])
+            losses[repeat, out] = wrong
+        return _Tested(size, losses[:, self.folds[0] >= 0])
 
     def error(self, loss: Any) -> Any:
-        """From mean losses: the share of wrong classes, or the root of squared errors."""
+        """From mean losses: the error rate, or the root of squared errors."""
         return loss if self.task == "classification" else np.sqrt(loss)
 
     def point(self, tested: _Tested) -> CurvePoint:
         """A measured point; the interval is Wilson's for classes, that of the logarithm for numbers."""
-        mean, num = tested.losses.mean(), len(tested.losses) / (1 + _TRAINING)
+        rows = tested.rows()
+        mean, num = rows.mean(), len(rows) / (1 + _TRAINING)
         if self.task == "classification":
             middle = (mean + _NORMAL**2 / (2 * num)) / (1 + _NORMAL**2 / num)
             half = np.sqrt(mean * (1 - mean) / num + (_NORMAL / (2 * num)) ** 2)
             half *= _NORMAL / (1 + _NORMAL**2 / num)
             low, high = middle - half, middle + half
         else:
-            ratio = np.exp(_NORMAL * tested.losses.std() / np.sqrt(num) / max(mean, 1e-300))
+            ratio = np.exp(_NORMAL * rows.std() / np.sqrt(num) / max(mean, 1e-300))
             low, high = mean / ratio, mean * ratio
         return CurvePoint(tested.labels, *(float(self.error(value)) for value in (mean, max(low, 0.0), high)))
 
@@ -264,7 +343,7 @@ class _Tester:
 
         Test rows are shared by all counts, and are drawn anew for all at once; training sets are not.
         """
-        losses = np.stack([one.losses for one in tested])  # (m, t)
+        losses = np.stack([one.rows() for one in tested])  # (m, t)
         num = losses.shape[1]
         picked = generator.multinomial(num, np.full(num, 1 / num), size=_REPLICATES) / num  # (R, t)
         means = losses.mean(1)
@@ -329,13 +408,13 @@ def _points(labels: Sequence[int], draws: Floats) -> tuple[CurvePoint, ...]:
 
 
 def _folds(tested: Index, num: int, generator: _Random) -> Index:
-    """(num,) folds of the tested rows. Of five that came one after the other each is in another fold, so that
-    every fold leaves about as many of the first k over.
+    """(R, num) folds of the tested rows. Of five that came one after the other each is in another fold, so
+    that every fold leaves about as many of the first k over.
     """
     blocks = -(-len(tested) // _FOLDS)
-    drawn = generator.permuted(np.tile(np.arange(_FOLDS), (blocks, 1)), axis=1).ravel()
-    folds = np.full(num, -1)
-    folds[tested] = drawn[: len(tested)]
+    drawn = generator.permuted(np.tile(np.arange(_FOLDS), (_REPEATS, blocks, 1)), axis=2)
+    folds = np.full((_REPEATS, num), -1)
+    folds[:, tested] = drawn.reshape(_REPEATS, -1)[:, : len(tested)]
     return folds
 
 
@@ -355,7 +434,7 @@ def _against_chance(
 ) -> tuple[list[_Tested], _Tested]:
     """Models of a quarter, a half and all of the labels drawn at random; and of as many of all labels."""
     by_chance, mixed = (
-        [generator.permutation(rows) for _ in range(_DRAWS)]
+        [generator.permutation(rows) for _ in range(_REPEATS)]
         for rows in (np.flatnonzero(random_rows), np.arange(len(random_rows)))
     )
     most = tester.test(by_chance)
@@ -366,8 +445,11 @@ def _against_chance(
 def _verdict(tester: _Tester, mixed: _Tested, by_chance: _Tested, task: Task, unit: str) -> str:
     """Whether labels like the chosen ones beat random ones, by the losses of the same rows."""
     # Absolute errors of numbers: the squares of a few rows would drown all others.
-    gaps = tester.error(mixed.losses) - tester.error(by_chance.losses)
-    half = _NORMAL * gaps.std() * np.sqrt((1 + _TRAINING) / len(gaps))
+    gaps = tester.error(mixed.rows()) - tester.error(by_chance.rows())
+    # The sets that were drawn are a matter of chance too: means differ from repeat to repeat.
+    means = (tester.error(mixed.losses) - tester.error(by_chance.losses)).mean(1)
+    variance = gaps.var() * (1 + _TRAINING) / len(gaps) + means.var(ddof=1) / len(means)
+    half = _NORMAL * np.sqrt(variance)
     ours, theirs = (_number(tester.point(one).error, task, unit) for one in (mixed, by_chance))
     seen = f"{mixed.labels} labels drawn from all so far give {ours}, as many random ones {theirs}"
     if gaps.mean() + half < 0:

@@ -198,8 +198,10 @@ def _curve(report: ProjectReport) -> list[Part]:
     if not (report.curve or report.fitted):
         return ["There is no curve yet: it begins once there are labels enough for cross-validation."]
     name = _cut(report.error_name)
-    caption = f"{name}, by the number of labels. Bars and bands are intervals; what is not measured yet is "
-    caption += "dashed."
+    caption = (
+        f"{name}, by the number of labels. Bars and bands are rough intervals; what is not measured yet "
+    )
+    caption += "is dashed."
     return [Picture(error_with_forecast(report.curve, report.fitted, report.random, name), caption)]
 
 
