@@ -1,10 +1,14 @@
 """Bad input gets a clear error that says what was seen."""
 
+import contextlib
+import re
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
+from sklearn.linear_model import LinearRegression
 from torch.distributions import Laplace, Normal
 
 import coresift
@@ -12,15 +16,18 @@ from coresift import InputError, select
 from coresift.models import (
     BayesianLinearRegression,
     BayesianProbitRegression,
+    ClassSamples,
+    DropoutClassifier,
     FunctionPosterior,
     LinearPosterior,
+    NeuralLinearRegressor,
     NormalInverseGammaPosterior,
     SoftmaxPosterior,
     laplace_posterior,
 )
 from coresift.pool import ArrayPool
 from coresift.scores import Score
-from coresift.selectors import Exhaustive, FrankWolfe, GumbelTopB, TopB
+from coresift.selectors import Exhaustive, FrankWolfe, GumbelTopB, KCenter, TopB
 from coresift.spaces import GramSpace, VectorSpace
 
 PROBS = np.full((4, 10, 2), 0.5)
@@ -171,7 +178,6 @@ def test_not_a_number_in_the_first_row():
         ({"num_samples": 2.5}, "num_samples is 2.5"),
         ({"num_samples": 0}, "num_samples is 0"),
         ({"posterior": object()}, "object is no posterior"),
-        ({"posterior": BayesianLinearRegression()}, "a model gives one when it is fitted"),
         ({"labelled": np.full((2, 2), np.nan)}, "array of labelled points holds nan in row 0"),
         ({"labelled": np.ones((2, 3))}, r"labelled points has shape \(2, 3\), expected \(any, 2\)"),
         ({"features": X, "labelled": X, "strategy": "badge"}, "go with labelled_features="),
@@ -186,6 +192,15 @@ def test_wrong_arguments(arguments, message):
 def test_a_cold_start_has_no_labelled_points():
     for strategy in ("k-center", "acs-lcmd", "greedy-logdet"):
         assert len(select(X, posterior=POSTERIOR, budget=2, strategy=strategy, labelled=X[:0])) == 2
+    assert (
+        len(
+            select(
+                X, probs=PROBS, budget=2, strategy="k-center", labelled=PROBS[:, :0], labelled_features=X[:0]
+            )
+        )
+        == 2
+    )
+    assert len(select(means=X.T, variances=1.0, budget=2, labelled=X.T[:, :0])) == 2
 
 
 def test_one_sample_or_one_class():
@@ -365,3 +380,227 @@ def test_a_dead_layer_says_nothing_of_a_prior():
     torch.nn.init.constant_(network[0].bias, -100.0)
     with pytest.raises(InputError, match="inputs are all zero"):
         laplace_posterior(network, "2", X.astype(np.float32), np.arange(len(X)) % 2)
+
+
+def test_a_fitted_estimator_is_taken_for_its_posterior():
+    model = NeuralLinearRegressor(epochs=2, calibration_folds=0, progress=False, random_state=0)
+    with pytest.raises(InputError, match=r"NeuralLinearRegressor is not fitted yet; call fit\(X, y\)"):
+        select(X, posterior=model, budget=2)
+    model.fit(X, X[:, 0])
+    batches = [select(X, posterior=given, labelled=X[:3], budget=2) for given in (model, model.posterior_)]
+    assert batches[0].index.tolist() == batches[1].index.tolist()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (BayesianLinearRegression(), r"pass what its fit\(x, y\) returns"),
+        (LinearRegression(), "pass what several fits of it predict as probs="),
+        (LinearPosterior, "LinearPosterior is no posterior"),
+        (NeuralLinearRegressor, "NeuralLinearRegressor is no posterior"),
+        (3, "int is no posterior: it lacks sample, conditional or predictive"),
+    ],
+)
+def test_what_is_no_posterior(given, message):
+    with pytest.raises(InputError, match=message):
+        select(X, posterior=given, budget=2)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"probs": PROBS[:1]}, {"means": X.T[:1], "variances": np.arange(1.0, 11.0)}],
+    ids=["classes", "numbers"],
+)
+def test_the_hint_for_a_single_model_names_strategies_that_work(given):
+    for strategy in ("predictive-lcmd", "acs-fw", "bald"):
+        with pytest.raises(InputError, match="a single posterior sample") as caught:
+            select(**given, budget=2, strategy=strategy)
+        hints = re.findall("'([a-z-]+)'", str(caught.value))
+        assert hints
+        for hint in hints:
+            assert len(select(**given, budget=2, strategy=hint)) == 2
+
+
+def test_labelled_points_do_not_take_the_variances_of_the_pool():
+    means, variances = np.random.default_rng(0).normal(size=(4, 10)), np.arange(1.0, 11.0)
+    for own in (variances, np.ones((4, 10)), torch.ones(10)):
+        with pytest.raises(
+            InputError, match=r"are those of the pool's points.*labelled=\(means, variances\)"
+        ):
+            select(means=means, variances=own, labelled=means, budget=2)
+    with pytest.raises(InputError, match=r"labelled is a tuple of 3, expected \(means, variances\)"):
+        select(means=means, variances=1.0, labelled=(means, 1.0, 1.0), budget=2)
+    for shared in (1.0, np.ones((4, 1)), torch.ones(1)):
+        batches = [
+            select(means=means, variances=shared, labelled=given, budget=2).index.tolist()
+            for given in (means[:, :3], (means[:, :3], shared))
+        ]
+        assert batches[0] == batches[1]
+
+
+def test_swapped_axes_are_noticed():
+    """Members agree about a point more than a member does about all points, or they have learned nothing."""
+    random = np.random.default_rng(0)
+    points = random.dirichlet(np.ones(3), 500)
+    probs = 0.9 * points + 0.1 * random.dirichlet(np.ones(3), (20, 500))  # (K, N, C)
+    means = probs[..., 0]
+    with pytest.warns(UserWarning, match=r"500 samples of 20 points.*np.swapaxes\(probs, 0, 1\)"):
+        select(probs=probs.swapaxes(0, 1), budget=2)
+    with pytest.warns(UserWarning, match=r"500 samples of 20 points.*np.swapaxes\(means, 0, 1\)"):
+        select(means=torch.from_numpy(means.T), variances=1.0, budget=2)
+    select(probs=probs, budget=2)
+    # Many samples of few points are in order.
+    few = 0.9 * points[:20] + 0.1 * random.dirichlet(np.ones(3), (1000, 20))
+    select(probs=few, budget=2)
+    select(means=few[..., 0], variances=1.0, budget=2)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 10_000])
+def test_a_certain_point_has_no_entropy(classes):
+    probs = torch.zeros(1, 2, classes)
+    probs[..., 0] = 1
+    assert float(ClassSamples(2).predictive(probs).entropy()) < 1e-3
+
+
+def test_vectors_that_cancel_carry_no_information():
+    vectors = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    nothing = VectorSpace(torch.cat([vectors, -vectors.flip(1)], 1))
+    assert nothing.squared_total() < 1e-10
+    for selector in (KCenter(), FrankWolfe()):
+        assert selector.select(nothing, 5).information == 0
+    assert KCenter().select(VectorSpace(vectors), 5).information > 0.1
+
+
+@pytest.mark.parametrize("memory", ["1e400", "1.2.3GB", "lots", "", True, -1, float("nan"), float("inf"), []])
+def test_memory_that_is_no_number_of_bytes(memory):
+    with pytest.raises(InputError, match="expected such as '2GB'"):
+        select(X, strategy="random", budget=2, memory=memory)
+
+
+@pytest.mark.parametrize("variances", ["x", b"x", [[1], [2, 3]], {}, object(), np.array(["a"])])
+def test_variances_that_are_no_numbers(variances):
+    with pytest.raises(InputError, match="expected a positive number or an array of such numbers"):
+        select(means=np.zeros((4, 10)), variances=variances, budget=2)
+    assert len(select(means=X.T, variances=10**30, budget=2)) == 2
+
+
+@pytest.mark.parametrize("strategy", sorted(coresift.STRATEGIES))
+def test_no_samples_and_no_classes(strategy):
+    for shape in ((0, 10, 3), (4, 10, 0), (4, 0, 3)):
+        with pytest.raises(InputError, match="expected at least one of each"):
+            select(probs=np.ones(shape), budget=2, strategy=strategy)
+    with pytest.raises(InputError, match="expected at least one of each"):
+        select(means=np.ones((0, 10)), variances=1.0, budget=2, strategy=strategy)
+    if strategy not in ("random", "k-center", "k-medoids", "lcmd"):  # which look at no probabilities
+        with pytest.raises(InputError, match=r"at least two classes are needed|has no last layer"):
+            select(X, probs=np.ones((4, 10, 1)), budget=2, strategy=strategy)
+
+
+def test_arrays_in_files_that_are_none(tmp_path):
+    np.save(tmp_path / "good.npy", X)
+    np.savez(tmp_path / "pool.npz", X)
+    good, archive = (tmp_path / "good.npy").read_bytes(), (tmp_path / "pool.npz").read_bytes()
+    cases = {
+        b"": "it is empty",
+        archive: "it is an archive of arrays, as np.savez writes them; save one array with np.save",
+        good[:40]: "EOF",
+        good[:150]: "mmap length is greater than file size",
+        good.replace(b"{'descr'", b"(((((((("): "cannot read",
+        good.replace(b"(10, 2), }  ", b"(10" + b"0" * 30 + b", 2), }")[: len(good)]: "cannot read",
+    }
+    for content, message in cases.items():
+        (tmp_path / "pool.npy").write_bytes(content)
+        with pytest.raises(InputError, match=message) as caught:
+            select(tmp_path / "pool.npy", strategy="random", budget=2)
+        assert "\n" not in str(caught.value)
+        with pytest.raises(InputError, match=r"cannot read .*pool.npy"):
+            coresift.as_pool(tmp_path)
+
+
+ODD = [
+    *(
+        None,
+        -1,
+        0,
+        1.5,
+        True,
+        10**30,
+        float("nan"),
+        float("inf"),
+        "",
+        "x",
+        "a\0b",
+        b"x",
+        [],
+        {},
+        {1},
+        (1, 2, 3),
+    ),
+    *(
+        object(),
+        np.str_("x"),
+        np.float64("nan"),
+        np.array(3.0),
+        np.ones(3),
+        np.empty((0, 2)),
+        np.ones((10, 2, 0)),
+    ),
+    *(
+        np.array([1, "a", None], object),
+        np.ones((10, 2), complex),
+        np.array([["a", "b"]] * 10),
+        [[1], [2, 3]],
+    ),
+    *(torch.empty(10, 2, device="meta"), torch.eye(10).to_sparse(), torch.ones(10, 2, dtype=torch.complex64)),
+]
+FORMS = {
+    "posterior": {"pool": X, "posterior": POSTERIOR},
+    "probs": {"probs": PROBS},
+    "means": {"means": X.T, "variances": 1.0},
+    "features": {"pool": X, "features": X, "strategy": "k-center"},
+}
+DOORS = [
+    *(
+        ("posterior", name)
+        for name in ("pool", "posterior", "budget", "strategy", "labelled", "pending", "exclude")
+    ),
+    *(
+        ("posterior", name)
+        for name in ("num_samples", "exact", "half", "memory", "engine", "num_workers", "seed")
+    ),
+    *(("probs", name) for name in ("probs", "labelled", "features")),
+    *(("means", name) for name in ("means", "variances", "labelled")),
+    *(("features", name) for name in ("features", "labelled_features")),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("form", "name"), DOORS)
+def test_odd_arguments_are_taken_or_refused_in_one_line(form, name):
+    for value in ODD:
+        try:
+            batch = select(**{"budget": 2, **FORMS[form], name: value})
+        except InputError as error:
+            assert "\n" not in str(error)  # noqa: PT017
+        else:
+            assert len(batch) == 2
+
+
+@pytest.mark.parametrize("name", list(DropoutClassifier().get_params()))
+def test_odd_options_of_estimators(name):
+    for value in (-1, 1.5, "x", [], {}, object(), float("nan"), float("inf"), np.ones(3)):
+        model = DropoutClassifier(**{"epochs": 0, "progress": False, "random_state": 0, name: value})
+        with contextlib.suppress(InputError):
+            model.fit(X, X[:, 0] > 0)
+
+
+@pytest.mark.parametrize(
+    "value", [None, 3, np.ones(3), np.empty((0, 2)), np.full((10, 2), np.nan), [["a"]] * 10]
+)
+def test_odd_rows_of_estimators(value):
+    model = NeuralLinearRegressor(epochs=1, calibration_folds=0, progress=False, random_state=0)
+    with pytest.raises(InputError):
+        model.fit(value, X[:, 0])
+    model.fit(X, X[:, 0])
+    with pytest.raises(InputError):
+        model.predict(value)

@@ -9,8 +9,10 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributions import Bernoulli, Categorical, Distribution
 
-from coresift.types import Index, InputError
+from coresift.errors import InputError, shown
+from coresift.types import Index
 
 
 def check_finite(x: Tensor, start: int = 0, what: str = "pool") -> None:
@@ -32,6 +34,13 @@ def check_finite(x: Tensor, start: int = 0, what: str = "pool") -> None:
         raise InputError(
             f"the {what} holds {value} in row {start + row}, {place}; drop or impute such rows first"
         )
+
+
+def check_dense(tensor: Tensor, what: str) -> None:
+    """Raise unless ``tensor`` holds real numbers, one beside the other."""
+    if tensor.is_complex() or tensor.is_meta or tensor.layout != torch.strided:
+        kind = "meta" if tensor.is_meta else f"{tensor.dtype} and layout {tensor.layout}"
+        raise InputError(f"{what} is a tensor of type {kind}, expected a dense tensor of real numbers")
 
 
 def check_shape(tensor: Tensor, shape: tuple[int | None, ...], what: str) -> None:
@@ -87,14 +96,16 @@ def check_whole(value: object, least: int, name: str) -> int:
     coresift.errors.InputError: refit_every is 2.5, expected a whole number of at least 1
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InputError(f"{name} is {value!r}, expected a whole number of at least {least}")
+        raise InputError(f"{name} is {shown(value)}, expected a whole number of at least {least}")
+    if value >= 2**63:
+        raise InputError(f"{name} is {value}, expected a number of at most 64 bits")
     return int(value)
 
 
 def check_switch(value: object, name: str) -> None:
     """Raise unless ``value`` is true or false: ``"no"`` would count as true."""
-    if not isinstance(value, bool):
-        raise InputError(f"{name} is {value!r}, expected true or false")
+    if not isinstance(value, bool | np.bool_):
+        raise InputError(f"{name} is {shown(value)}, expected true or false")
 
 
 def check_budget(budget: object, size: int) -> int:
@@ -111,12 +122,14 @@ def check_budget(budget: object, size: int) -> int:
 def check_index(index: Iterable[int], size: int, what: str) -> Index:
     """Return ``index`` as a sorted array of distinct positions in a pool of ``size`` points."""
     if not isinstance(index, Iterable) or isinstance(index, str):
-        raise InputError(f"{what} is {index!r}, expected a list of positions in the pool")
-    index = index.cpu() if isinstance(index, Tensor) else index
+        raise InputError(f"{what} is {shown(index)}, expected a list of positions in the pool")
+    if isinstance(index, Tensor):
+        check_dense(index, what)
+        index = index.cpu()
     try:
         array = np.asarray(index if isinstance(index, Tensor | np.ndarray) else list(index))
     except ValueError:  # lists of different lengths
-        raise InputError(f"{what} is {index!r}, expected a list of whole numbers") from None
+        raise InputError(f"{what} is {shown(index)}, expected a list of whole numbers") from None
     if array.size == 0:
         return np.empty(0, dtype=np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -130,12 +143,13 @@ def check_index(index: Iterable[int], size: int, what: str) -> Index:
     return np.unique(array).astype(np.int64)
 
 
-def check_several(num_samples: int) -> None:
-    """Raise where there is but one posterior sample."""
-    if num_samples < 2:
+def check_several(each: Distribution) -> None:
+    """Raise where there is but one posterior sample, in ``each`` of batch shape (J, n)."""
+    if each.batch_shape[0] < 2:
+        names = "'margin' or 'maxent'" if isinstance(each, Categorical | Bernoulli) else "'variance'"
         raise InputError(
             "a single posterior sample cannot disagree with itself; pass at least two, or choose by what one "
-            "model says: 'margin' or 'maxent'"
+            f"model says: {names}"
         )
 
 
@@ -153,14 +167,16 @@ def check_memory(memory: int | str | None, size: int) -> int | None:
     """
     if memory is None:
         return None
-    words = re.fullmatch(r"([\d.]+(?:E\+?\d+)?) ?([KMGT]?)(I?)B?", str(memory).strip().upper())
+    # A flag is no number of bytes.
+    text = "" if isinstance(memory, bool) else str(memory).strip().upper()
+    words = re.fullmatch(r"([\d.]+(?:E\+?\d+)?) ?([KMGT]?)(I?)B?", text, re.ASCII)
     try:
         power = " KMGT".index(words[2] or " ") if words else 0
         limit = int(float(words[1]) * (1024 if words[3] else 1000) ** power) if words else 0
-    except ValueError:
+    except (ValueError, OverflowError):  # such as "1.2.3GB" and "1e400"
         limit = 0
     if limit <= 0:
-        raise InputError(f"memory is {memory!r}, expected such as '2GB', '500MB' or a number of bytes")
+        raise InputError(f"memory is {shown(memory)}, expected such as '2GB', '500MB' or a number of bytes")
     # The libraries alone, and a few bytes for each point.
     least = 400_000_000 + 4 * size
     if limit < least:

@@ -9,6 +9,16 @@ from pathlib import Path
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+def shown(value: object) -> str:
+    """Return ``value`` as an error shows it: on one line, and cut where it is long.
+
+    >>> shown("2GB"), shown([[1, 2]] * 50)
+    ("'2GB'", '[[1, 2], [1, 2], [1, 2], [1, 2], [1, 2], [1, 2], [1, 2], [1...')
+    """
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 class InputError(ValueError):
     """What a caller handed in cannot be used; the message says what was seen and what to do.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from coresift.checks import check_finite, check_whole
+from coresift.checks import check_dense, check_finite, check_whole
+from coresift.errors import shown
 from coresift.progress import progress_bar
 from coresift.types import Chunk, InputError
 
@@ -72,6 +74,10 @@ class ArrayPool:
             raise InputError("the pool is empty")
         if isinstance(self.rows, np.ndarray) and self.rows.dtype.kind not in "fiub":
             raise InputError(f"a pool holds numbers, got an array of type {self.rows.dtype}; encode it first")
+        if isinstance(self.rows, Tensor):
+            check_dense(self.rows, "the pool")
+        if math.prod(self.rows.shape[1:]) == 0:
+            raise InputError(f"the pool has rows without numbers: its shape is {tuple(self.rows.shape)}")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -134,6 +140,23 @@ def _reopened(
     return ArrayPool(rows, chunk_size)
 
 
+def open_npy(file: Path, chunk_size: int = 65536) -> ArrayPool:
+    """The rows of a ``.npy`` file, as a memory map."""
+    try:
+        # Not np.load, which takes archives of several arrays and pickles for what they are, by their content.
+        return ArrayPool(np.lib.format.open_memmap(file, mode="r"), chunk_size)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
+    except Exception as error:  # a damaged file can break anything that reads it
+        why = str(error).strip() or type(error).__name__
+        with suppress(OSError):
+            if file.stat().st_size == 0:
+                why = "it is empty"
+            elif zipfile.is_zipfile(file):
+                why = "it is an archive of arrays, as np.savez writes them; save one array with np.save"
+        raise InputError(f"cannot read {file}: {' '.join(why.split())}") from None
+
+
 class NumpyPool:
     """Rows of the ``.npy`` files of a folder, sorted by name.
 
@@ -164,12 +187,7 @@ class NumpyPool:
 
     def _open(self, file: Path) -> ArrayPool:
         # Opened each time and closed again: a process may not hold thousands of files.
-        try:
-            return ArrayPool(np.load(file, mmap_mode="r"), self.chunk_size)
-        except InputError as error:
-            raise InputError(f"{file}: {error}") from None
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot read {file}: {error}") from None
+        return open_npy(file, self.chunk_size)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NumpyPool, (self.path.absolute(), self.chunk_size)
@@ -391,6 +409,7 @@ def as_float(rows: Tensor | npt.NDArray[Any]) -> Tensor:
         if not rows.flags.writeable or min(rows.strides, default=0) < 0 or not rows.dtype.isnative:
             rows = np.array(rows, dtype=rows.dtype.newbyteorder("="))
         rows = torch.from_numpy(rows)
+    check_dense(rows, "an array")
     if rows.dtype in (torch.float32, torch.float64):
         return rows
     return rows.to(torch.float32 if rows.is_floating_point() else torch.float64)
@@ -416,10 +435,7 @@ def as_pool(source: PoolLike | Any, columns: Sequence[str] | None = None) -> Poo
         return source
     if isinstance(source, str | Path):
         if Path(source).suffix == ".npy":
-            try:
-                return ArrayPool(np.load(source, mmap_mode="r"))
-            except (OSError, ValueError) as error:
-                raise InputError(f"cannot read {source}: {error}") from None
+            return open_npy(Path(source))
         if Path(source).is_dir():
             endings = {file.suffix.lower() for file in Path(source).iterdir()}
             if ".npy" in endings and endings.intersection(_PARQUET + _ARROW):
@@ -445,7 +461,12 @@ def as_array(source: Any) -> npt.NDArray[Any]:
     if isinstance(source, np.memmap):
         return source
     if not (hasattr(source, "columns") and hasattr(source, "to_numpy")):
-        return np.asarray(source)
+        try:
+            return np.asarray(source)
+        except ValueError:
+            raise InputError(
+                f"rows of different lengths in {shown(source)}, expected rows and columns"
+            ) from None
     columns = []
     for place, name in enumerate(source.columns):
         # Columns of pandas may share a name.

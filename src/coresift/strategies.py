@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -18,9 +19,12 @@ from coresift.checks import (
     check_memory,
     check_probabilities,
     check_shape,
+    check_switch,
     check_whole,
 )
+from coresift.errors import shown
 from coresift.models.base import Posterior
+from coresift.models.estimator import NetworkEstimator
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.models.network import at_the_last_layer
 from coresift.models.samples import ClassSamples, GaussianSamples
@@ -50,6 +54,8 @@ from coresift.types import Batch, InputError, make_generator
 DEFAULT = "predictive-lcmd"
 # Numbers for each point that distances between predictions are measured with, at most.
 _DIMENSIONS = 512
+# Predictions by so many times more samples than points may have their axes swapped.
+_SWAPPED = 10
 # What spaces that are kept in memory whole take for each point, at least.
 _BYTES_IN_MEMORY = 80
 
@@ -243,7 +249,11 @@ STRATEGIES: dict[str, Strategy] = {
     "acs-fisher": Strategy(_fisher, FrankWolfe(), "Fisher space, Frank-Wolfe: the paper's closed forms"),
     "acs-giga": Strategy(_likelihood, GIGA(), "likelihood space, geodesic ascent"),
     "acs-kmeans++": Strategy(_likelihood, KMeansPlusPlus(), "likelihood space, k-means++ draws"),
-    "acs-lcmd": Strategy(_likelihood, LCMD(), "likelihood space, largest cluster and maximum distance"),
+    "acs-lcmd": Strategy(
+        _likelihood,
+        LCMD(),
+        "likelihood space, largest cluster and maximum distance from labelled points or the origin",
+    ),
     "acs-centred-lcmd": Strategy(_centred, LCMD(), "the same on centred likelihoods"),
     "acs-norm": Strategy(_norm, TopB(), "the longest vectors of the likelihood space"),
     "bald": Strategy(_bald, TopB(), "most information about the model, point by point"),
@@ -257,12 +267,19 @@ STRATEGIES: dict[str, Strategy] = {
     "predictive-lcmd": Strategy(
         _projected_predictive,
         LCMD(),
-        "what the model cannot yet predict, largest cluster and maximum distance",
+        "what the model cannot yet predict, largest cluster and maximum distance from labelled points or the "
+        "origin",
     ),
     "greedy-logdet": Strategy(_predictive, GreedyLogDet(), "jointly most informative labels"),
-    "k-center": Strategy(_features, KCenter(), "farthest first in the model's features"),
+    "k-center": Strategy(
+        _features, KCenter(), "farthest first from labelled points or the mean, in the model's features"
+    ),
     "k-medoids": Strategy(_features, KMedoids(), "middles of clusters of the model's features"),
-    "lcmd": Strategy(_features, LCMD(), "largest cluster and maximum distance in the model's features"),
+    "lcmd": Strategy(
+        _features,
+        LCMD(),
+        "largest cluster and maximum distance from labelled points or the mean, in the model's features",
+    ),
     "random": Strategy(_nothing, UniformRandom(), "chance, the baseline to beat"),
 }
 
@@ -304,21 +321,24 @@ def select(
 ) -> Batch:
     """Choose which points to label next.
 
-    The model comes in one of three ways: a ``posterior`` with a ``pool`` for it to read; class probabilities
-    ``probs`` of K posterior samples, ensemble members or dropout passes; or Gaussian ``means`` and
-    ``variances`` of the same.
+    The model comes in one of three ways: a ``posterior``, or a fitted estimator that has one, with a ``pool``
+    for it to read; class probabilities ``probs`` of K posterior samples, ensemble members or dropout passes;
+    or Gaussian ``means`` and ``variances`` of the same.
 
     Parameters
     ----------
     pool : the unlabelled points: array, tensor, data frame, or path of a .npy, Parquet or Arrow file.
     budget : how many points to choose; exactly so many come back.
     strategy : a name from `STRATEGIES`, or a `Strategy`.
+    posterior : a posterior, or a fitted estimator from `coresift.models`.
     probs : (K, N, C) class probabilities.
     means, variances : (K, N) Gaussian predictions; ``variances`` may be anything that broadcasts, such as one
         noise variance.
     labelled : the points that have labels already, for strategies that keep a distance from them: those with
         'lcmd', 'kmeans++' or 'center' in their names, and 'badge'. In the form of what stands for the pool:
-        rows (M, d), probabilities (K, M, C), means (K, M), or a pair of means and variances.
+        rows (M, d), probabilities (K, M, C), means (K, M) where all points share one variance, or a pair
+        (means, variances). Without any, distances are kept from the origin: from a point that the model is
+        sure about or, among features, from their mean.
     features, labelled_features : (N, D) and (M, D), where 'k-center', 'k-medoids', 'lcmd' and 'badge' measure
         distances; by default the model's own features, or the pool's rows, which may be given beside
         ``probs`` or ``means`` for that.
@@ -350,10 +370,12 @@ def select(
         raise InputError(f"the pool's features hold {len(seen)} points, but the predictions {len(source)}")
     if seen is None and labelled_features is not None:
         raise InputError("labelled_features= goes with features=; of the pool's own rows, pass labelled=")
-    if engine not in (None, "ray"):
-        raise InputError(f"engine is {engine!r}, expected 'ray', or None for this process alone")
+    if engine is not None and not (isinstance(engine, str) and engine == "ray"):
+        raise InputError(f"engine is {shown(engine)}, expected 'ray', or None for this process alone")
     if num_workers is not None and engine is None:
         raise InputError("num_workers= goes with engine='ray'")
+    check_switch(exact, "exact")
+    check_switch(half, "half")
     limit = check_memory(memory, len(source))
     if engine is None:  # else the workers apply a network themselves
         posterior, source, known = at_the_last_layer(posterior, source, known, limit)
@@ -391,6 +413,7 @@ def _model(
         )
     if probs is not None:
         rows = _array(probs, "probs", "samples, points, classes")
+        _warn_of_swapped_axes(rows, "probs")
         source = as_pool(_rows_first(rows))
         with enough_threads(math.prod(rows.shape)):
             for chunk in source.chunks():
@@ -401,27 +424,56 @@ def _model(
         return source, ClassSamples(rows.shape[0]), _labelled(labelled, source)
     if means is not None:
         rows = _gaussian(means, variances, "means")
+        _warn_of_swapped_axes(rows[..., 0], "means")
         if labelled is not None:
-            centre, spread = labelled if isinstance(labelled, tuple) else (labelled, variances)
-            labelled = _rows_first(_gaussian(centre, spread, "labelled"))
+            labelled = _rows_first(_gaussian(*_labelled_pair(labelled, variances), "labelled"))
         source = as_pool(_rows_first(rows))
         return source, GaussianSamples(rows.shape[0]), _labelled(labelled, source)
     if pool is None:
         raise InputError("nothing to choose from: pass a pool, or probs=, or means= and variances=")
-    if posterior is not None and not isinstance(posterior, Posterior):
-        raise InputError(
-            f"{type(posterior).__name__} is no posterior: it lacks sample, conditional or predictive; "
-            "a model gives one when it is fitted"
-        )
     source = as_pool(pool)
-    return source, posterior, _labelled(labelled, source)
+    return source, None if posterior is None else _posterior(posterior), _labelled(labelled, source)
+
+
+def _posterior(given: Any) -> Posterior:
+    """A posterior, or that of a fitted estimator."""
+    found = given if isinstance(given, Posterior) else getattr(given, "posterior_", None)
+    if isinstance(found, Posterior) and not isinstance(given, type):
+        return found
+    name = given.__name__ if isinstance(given, type) else type(given).__name__
+    if isinstance(given, NetworkEstimator):
+        raise InputError(f"{name} is not fitted yet; call fit(X, y) on it first")
+    advice = "it lacks sample, conditional or predictive"
+    if hasattr(given, "fit"):
+        advice = "pass what its fit(x, y) returns"
+    if hasattr(given, "predict"):
+        advice = "pass what several fits of it predict as probs=, or as means= and variances="
+    raise InputError(f"{name} is no posterior: {advice}")
+
+
+def _labelled_pair(labelled: Any, variances: Any) -> tuple[Any, Any]:
+    """Means and variances of labelled points; the pool's variances only where all points share them."""
+    if isinstance(labelled, tuple):
+        if len(labelled) != 2:
+            raise InputError(f"labelled is a tuple of {len(labelled)}, expected (means, variances)")
+        return labelled[0], labelled[1]
+    shape = np.shape(variances)
+    if shape and shape[-1] != 1:
+        raise InputError(
+            f"variances= of shape {tuple(shape)} are those of the pool's points, not of the labelled ones; "
+            "pass labelled=(means, variances)"
+        )
+    return labelled, variances
 
 
 def _labelled(rows: Any, pool: Pool) -> Tensor | None:
     """Labelled points, checked to look like the pool's rows; ``None`` where there are none."""
-    if rows is None or len(rows) == 0:
+    if rows is None:
         return None
-    tensor = as_float(rows.detach() if isinstance(rows, Tensor) else as_array(rows))
+    array = rows.detach() if isinstance(rows, Tensor) else as_array(rows)
+    if array.ndim and len(array) == 0:
+        return None
+    tensor = as_float(array)
     check_shape(tensor, (None, *next(pool.chunks()).x.shape[1:]), "an array of labelled points")
     check_finite(tensor, what="array of labelled points")
     return tensor
@@ -435,7 +487,29 @@ def _array(values: Any, name: str, axes: str) -> Any:
     if array.ndim != axes.count(",") + 1:
         alone = f"; of a single model, pass {name}[None]" if array.ndim == axes.count(",") else ""
         raise InputError(f"{name} has shape {tuple(array.shape)}, expected ({axes}){alone}")
+    if 0 in array.shape and name != "labelled":  # of labelled points there may be none
+        raise InputError(f"{name} has shape {tuple(array.shape)}, expected at least one of each ({axes})")
     return array
+
+
+def _warn_of_swapped_axes(values: Any, name: str) -> None:
+    """Warn where predictions (K, N, ...) look like those of (N, K, ...).
+
+    An ensemble has ten times as many members as the pool has points only if there are few points. Even then,
+    members say more alike things of one point than one member says of many points; where it is the other
+    way round, what should be members are points.
+    """
+    num_samples, num_points = values.shape[:2]
+    if num_samples <= _SWAPPED * num_points or num_points < 2:
+        return
+    some = as_float(values[: 100 * _SWAPPED])
+    over_samples, over_points = (float(some.var(axis).mean()) for axis in (0, 1))
+    if over_samples > over_points:
+        warnings.warn(
+            f"{name} has shape {tuple(values.shape)}, {num_samples} samples of {num_points} points; if these "
+            f"are {num_samples} points, swap the axes, as np.swapaxes({name}, 0, 1) does",
+            stacklevel=4,
+        )
 
 
 def _rows_first(values: Any) -> Any:
@@ -446,7 +520,13 @@ def _rows_first(values: Any) -> Any:
 def _gaussian(means: Any, variances: Any, name: str) -> Tensor:
     """(K, N, 2) means and variances."""
     mean = as_float(_array(means, name, "samples, points"))
-    spread = torch.as_tensor(variances if isinstance(variances, Tensor) else np.array(variances)).to(mean)
+    try:
+        spread = as_float(variances.detach() if isinstance(variances, Tensor) else as_array(variances))
+    except InputError:
+        raise InputError(
+            f"variances are {shown(variances)}, expected a positive number or an array of such numbers"
+        ) from None
+    spread = spread.to(mean)
     try:
         return torch.stack([mean, spread.expand(mean.shape)], -1)
     except RuntimeError:

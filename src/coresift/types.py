@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from coresift.errors import InputError as InputError
+from coresift.errors import shown
 
 Index: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -48,7 +49,8 @@ class Batch:
         ``||L - L(w)||`` for Frank-Wolfe and its kin, until it stops falling; the covering radius for
         K-Center. ``None`` where LCMD and K-Center made their steps on a GPU, many at a time.
     information : share of the pool's information that the batch and the pending points carry:
-        ``1 - ||L - L(w)||^2 / ||L||^2`` with the best weights w >= 0 on them.
+        ``1 - ||L - L(w)||^2 / ||L||^2`` with the best weights w >= 0 on them; 0 where the pool's vectors sum
+        to zero, and there is nothing to carry.
     """
 
     index: Index
@@ -66,7 +68,7 @@ def make_generator(seed: int | torch.Generator) -> torch.Generator:
     if isinstance(seed, torch.Generator):
         return seed
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise InputError(f"seed is {seed!r}, expected a whole number or a torch.Generator")
+        raise InputError(f"seed is {shown(seed)}, expected a whole number or a torch.Generator")
     if not -(2**63) <= int(seed) < 2**64:
         raise InputError(f"seed is {seed}, expected a number of at most 64 bits")
     return torch.Generator().manual_seed(int(seed))

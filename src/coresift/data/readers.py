@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -60,8 +59,9 @@ def read_npz(path: Path, target: str = "y") -> Table:
     try:
         with np.load(path) as arrays:
             x, y = arrays["x"], arrays["y"]
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
-        raise InputError(f"cannot read {path}: {error}; it should hold arrays x and y of numbers") from None
+    except Exception as error:  # a damaged archive can break anything that reads it
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"cannot read {path}: {why}; it should hold arrays x and y of numbers") from None
     classes = None
     if y.dtype.kind == "U":
         classes, y = _encoded(y)

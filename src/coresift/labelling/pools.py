@@ -32,7 +32,7 @@ from coresift.labelling.table_files import (
     as_texts,
     row_name,
 )
-from coresift.pool import BLOCK, ArrayPool, _let_go, _positions
+from coresift.pool import BLOCK, _let_go, _positions, open_npy
 from coresift.types import Floats, InputError
 
 Kind: TypeAlias = Literal["table", "text", "images", "array"]
@@ -436,11 +436,7 @@ class ArrayItems(ItemPool):
     def __init__(self, reading: Reading) -> None:
         _refuse_columns(reading, "an array of numbers")
         self.reading = reading
-        try:
-            rows = ArrayPool(np.load(reading.path, mmap_mode="r")).rows
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot read {reading.path}: {str(error).splitlines()[0]}") from None
-        self._rows: npt.NDArray[Any] = np.asanyarray(rows)
+        self._rows: npt.NDArray[Any] = np.asanyarray(open_npy(Path(reading.path)).rows)
         self._width = int(np.prod(self._rows.shape[1:]))
         if self._width == 0:
             raise InputError(f"{reading.path} holds an array of shape {self._rows.shape}, without any number")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Literal
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from coresift.checks import check_whole
+from coresift.errors import shown
 from coresift.models.estimator import seeded
 from coresift.models.gaussian import check_positive
 from coresift.models.plain import KnownByNetworks, Likelihood, PlainClassifier, PlainRegressor
@@ -223,10 +224,9 @@ class _Dropout(KnownByNetworks):
     def _check_options(self) -> None:
         super()._check_options()
         self._check_option("num_predictive", Integral, 1)
-        if not 0 < self.dropout < 1:
-            raise InputError(f"dropout is {self.dropout}, expected a probability between 0 and 1")
-        if self.where not in ("all", "last"):
-            raise InputError(f"where is {self.where!r}, expected 'all' or 'last'")
+        if not isinstance(self.dropout, Real) or not 0 < self.dropout < 1:
+            raise InputError(f"dropout is {shown(self.dropout)}, expected a probability between 0 and 1")
+        self._check_choice("where", ("all", "last"))
 
     def _fresh_network(self, inputs: int, generator: torch.Generator) -> nn.Module:
         if self.network is None:

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from numbers import Integral, Real
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +26,8 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from coresift.atomic import replacing, write_text
-from coresift.checks import check_whole
+from coresift.checks import check_switch, check_whole
+from coresift.errors import shown
 from coresift.networks import MLP, Trainer
 from coresift.networks.images import Precision, Prepared
 from coresift.networks.layers import Standardise, outputs_of
@@ -103,11 +105,12 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         """The labelled set as tensors, checked; sets ``n_features_in_`` and what is known of ``y``."""
         images = self._images(X, least=2)
         if images is not None:
-            targets = validate_data(self, "no_validation", y, **checks)
-            check_consistent_length(images, targets)
+            targets = _one_line(validate_data, self, "no_validation", y, **checks)
+            _one_line(check_consistent_length, images, targets)
             self.n_features_in_ = images.shape[1]
             return images, self._learn_targets(targets)
-        rows, targets = validate_data(
+        rows, targets = _one_line(
+            validate_data,
             self,
             X,
             y,
@@ -150,8 +153,14 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         rows: Any = (
             images
             if images is not None
-            else validate_data(
-                self, X, reset=False, dtype=np.float64, ensure_2d=self._tabular, allow_nd=not self._tabular
+            else _one_line(
+                validate_data,
+                self,
+                X,
+                reset=False,
+                dtype=np.float64,
+                ensure_2d=self._tabular,
+                allow_nd=not self._tabular,
             )
         )
         if rows.ndim < 2 or rows.shape[1] != self.n_features_in_:
@@ -181,8 +190,18 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         """Whether rows are vectors; a network of one's own may take images."""
         return self.network is None
 
+    def _random_state(self) -> np.random.RandomState:
+        try:
+            state: np.random.RandomState = check_random_state(self.random_state)
+            return state
+        except ValueError:
+            raise InputError(
+                f"random_state is {shown(self.random_state)}, expected a whole number from 0 to 2**32 - 1, "
+                "a RandomState of NumPy or None"
+            ) from None
+
     def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(int(check_random_state(self.random_state).randint(2**31)))
+        return torch.Generator().manual_seed(int(self._random_state().randint(2**31)))
 
     def _check_options(self) -> None:
         """Raise where an option makes no sense; subclasses add their own."""
@@ -194,28 +213,40 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         if hasattr(self, "least_steps"):
             self._check_option("least_steps", Integral, 0)
         for name, known in (("schedule", ("cosine", "one-cycle")), ("precision", ("float32", "bfloat16"))):
-            if hasattr(self, name) and getattr(self, name) not in known:
-                raise InputError(f"{name} is {getattr(self, name)!r}, expected {known[0]!r} or {known[1]!r}")
+            if hasattr(self, name):
+                self._check_choice(name, known)
+        check_switch(self.progress, "progress")
+        for name in ("network", "augment"):
+            value = getattr(self, name, None)
+            if not (value is None or isinstance(value, nn.Module) or (name == "network" and callable(value))):
+                what = "a torch module" + (", or a function that makes one" if name == "network" else "")
+                raise InputError(f"{name} is {shown(value)}, expected {what}")
+        self._random_state()
         try:
             torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError, TypeError):
+        except (RuntimeError, AssertionError, TypeError, ValueError):
             raise InputError(
-                f"device is {str(self.device)!r}, but torch finds no such device here; try 'cpu'"
+                f"device is {shown(str(self.device))}, but torch finds no such device here; try 'cpu'"
             ) from None
+
+    def _check_choice(self, name: str, known: tuple[str, str]) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, str) or value not in known:
+            raise InputError(f"{name} is {shown(value)}, expected {known[0]!r} or {known[1]!r}")
 
     def _check_option(self, name: str, kind: Any, least: float) -> None:
         value: Any = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, kind) or not value >= least:
+        if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
             wanted = "a whole number" if kind is Integral else "a number"
-            raise InputError(f"{name} is {value!r}, expected {wanted} of at least {least}")
+            raise InputError(f"{name} is {shown(value)}, expected {wanted} of at least {least}")
 
     def _trainer(self) -> Trainer:
         given = {name: getattr(self, name) for name in ("schedule", "least_steps") if hasattr(self, name)}
         return Trainer(
             epochs=self.epochs,
-            learning_rate=self.learning_rate,
+            learning_rate=float(self.learning_rate),
             batch_size=self.batch_size,
-            weight_decay=self.weight_decay,
+            weight_decay=float(self.weight_decay),
             progress=self.progress,
             **given,
         )
@@ -348,6 +379,8 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
 
         ``device`` is where it is to live, by default where it was fitted.
         """
+        if not isinstance(folder, str | PathLike):
+            raise InputError(f"folder is {shown(folder)}, expected the path of a folder")
         path = Path(folder)
         if not (path / "model.json").is_file():
             raise InputError(f"{path} holds no saved model: it has no model.json")
@@ -447,7 +480,8 @@ class NetworkRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[misc]
     def _learn_targets(self, targets: Any) -> Tensor:
         """(n, O)"""
         self._target_shape = np.shape(targets)[1:]
-        return torch.as_tensor(np.array(targets, dtype=np.float64)).view(len(targets), -1)
+        numbers = _one_line(np.array, targets, dtype=np.float64)
+        return torch.as_tensor(numbers).view(len(targets), -1)
 
     def _described_targets(self) -> list[int]:
         return list(self._target_shape)
@@ -476,7 +510,7 @@ class NetworkClassifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc
 
     def _learn_targets(self, targets: Any) -> Tensor:
         """(n,) positions in ``classes_``."""
-        check_classification_targets(targets)
+        _one_line(check_classification_targets, targets)
         self.classes_, codes = np.unique(targets, return_inverse=True)
         return torch.as_tensor(codes)
 
@@ -502,6 +536,14 @@ class NetworkClassifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc
 
     def _expected_outputs(self) -> int:
         return len(self.classes_)
+
+
+def _one_line(check: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """``check(...)`` by scikit-learn, with its errors as ours, in one line."""
+    try:
+        return check(*arguments, **options)
+    except ValueError as error:
+        raise InputError(" ".join(str(error).split())) from None
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import Any, Self
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from coresift.checks import check_covariance, check_finite, check_shape
+from coresift.errors import shown
 from coresift.pool import as_array, as_float
 from coresift.types import InputError
 
@@ -105,6 +108,7 @@ def gaussian_prior(mean: float | Tensor, covariance: float | Tensor, x: Tensor) 
 
 
 def check_positive(value: float, name: str) -> None:
-    """Raise unless ``value`` is above zero."""
-    if not value > 0:
-        raise InputError(f"{name} is {value}, expected a positive number")
+    """Raise unless ``value`` is a finite number above zero."""
+    number = isinstance(value, Real | Tensor) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise InputError(f"{name} is {shown(value)}, expected a positive number")

@@ -28,7 +28,7 @@ from coresift.models.softmax import SoftmaxPosterior
 from coresift.networks import LabelledStack, Objective
 from coresift.networks.layers import AppendOne, outputs_of
 from coresift.networks.trainer import Rows, take_rows
-from coresift.pool import PoolLike, as_pool, read
+from coresift.pool import PoolLike, as_array, as_pool, read
 from coresift.types import InputError
 
 # A covariance of so many weights takes 2 GiB, and its factor as much again.
@@ -86,6 +86,7 @@ def laplace_posterior(
         raise InputError(f"task is {task!r}, expected 'classification' or 'regression'")
     if prior_precision is not None:
         check_positive(prior_precision, "prior_precision")
+        prior_precision = float(prior_precision)
     copied = copy.deepcopy(network).eval()
     layer = _find_linear(copied, last_layer)
     extractor: nn.Module = _Features(copied, layer)
@@ -202,7 +203,7 @@ class LaplaceRegressor(PlainRegressor, _Laplace):
         return tags
 
     def _validated(self, X: Any, y: Any, **checks: Any) -> tuple[Tensor, Tensor]:
-        shape = np.asarray(y).shape
+        shape = as_array(y).shape
         if len(shape) > 1 and shape[1] > 1:
             raise InputError(
                 f"y has shape {shape}, but LaplaceRegressor is for one output; fit one for each, or "

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from coresift.errors import InputError, shown
 from coresift.models.estimator import NetworkClassifier
 from coresift.models.network import NetworkPosterior
 from coresift.models.softmax import SoftmaxPosterior
@@ -17,7 +18,6 @@ from coresift.networks.images import Precision, Prepared
 from coresift.networks.layers import AppendOne, Standardise
 from coresift.networks.trainer import Schedule
 from coresift.networks.variational import EvidenceLowerBound, VariationalNetwork, VariationalSoftmax
-from coresift.types import InputError
 
 
 class NeuralLinearClassifier(NetworkClassifier):
@@ -150,11 +150,11 @@ class NeuralLinearClassifier(NetworkClassifier):
             and not isinstance(self.covariance, bool)
             and self.covariance >= 0
         ):
-            return int(self.covariance)
-        if self.covariance in ("diagonal", "full"):
+            return min(int(self.covariance), size)  # more factors than weights say no more
+        if isinstance(self.covariance, str) and self.covariance in ("diagonal", "full"):
             return size if self.covariance == "full" else 0
         raise InputError(
-            f"covariance is {self.covariance!r}, expected 'diagonal', 'full' or a whole number of factors"
+            f"covariance is {shown(self.covariance)}, expected 'diagonal', 'full' or how many factors"
         )
 
     def _set_posterior(self, scale: Standardise, extractor: nn.Module, head: SoftmaxPosterior) -> None:

@@ -13,6 +13,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal, StudentT
 
+from coresift.errors import InputError, shown
 from coresift.models.estimator import NetworkRegressor
 from coresift.models.gaussian import check_positive
 from coresift.models.linear import BayesianLinearRegression, NormalInverseGammaPosterior
@@ -20,7 +21,6 @@ from coresift.models.network import MixedHeads, NetworkPosterior, SideBySide
 from coresift.networks import LabelledStack, Stack
 from coresift.networks.layers import AppendOne, Standardise, outputs_of
 from coresift.networks.trainer import Rows, take_rows
-from coresift.types import InputError
 
 # Left-out labels less their predictions (n,), the scale of Student's t (n,) and its degrees of freedom (n,).
 _Gaps: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -111,8 +111,11 @@ class NeuralLinearRegressor(NetworkRegressor):
         for name in ("prior_variance", "noise_shape", "noise_rate"):
             check_positive(getattr(self, name), name)
         self._check_option("calibration_folds", Integral, 0)
-        if isinstance(self.regularisation, bool) or self.regularisation not in (None, 0, 1, 2):
-            raise InputError(f"regularisation is {self.regularisation!r}, expected 0, 1, 2 or None")
+        level = self.regularisation
+        if level is not None and not (
+            isinstance(level, Integral) and level in (0, 1, 2) and level is not True
+        ):
+            raise InputError(f"regularisation is {shown(level)}, expected 0, 1, 2 or None")
 
     @staticmethod
     def _fit_together(
@@ -153,7 +156,8 @@ class NeuralLinearRegressor(NetworkRegressor):
         for network, (x, _) in zip(networks, data, strict=True):
             self._num_features(network, x)  # raises where there are none
         stack = Stack(networks, self.device)
-        objective = ExactLastLayer(self.prior_variance, self.noise_shape, self.noise_rate, alone=level > 0)
+        prior = float(self.prior_variance), float(self.noise_shape), float(self.noise_rate)
+        objective = ExactLastLayer(*prior, alone=level > 0)
         trainer = replace(self._trainer(), decay_gains=level == 2)
         trainer.train(stack, objective, LabelledStack.of(data), generators)
         fits: list[tuple[nn.Module, list[NormalInverseGammaPosterior]]] = []
@@ -172,9 +176,9 @@ class NeuralLinearRegressor(NetworkRegressor):
         features = outputs_of(network, x).double()
         regression = BayesianLinearRegression(
             None,
-            prior_covariance=self.prior_variance,
-            noise_shape=self.noise_shape,
-            noise_rate=self.noise_rate,
+            prior_covariance=float(self.prior_variance),
+            noise_shape=float(self.noise_shape),
+            noise_rate=float(self.noise_rate),
         )
         heads = []
         for output, target in enumerate(targets.double().unbind(1)):

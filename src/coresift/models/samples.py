@@ -21,6 +21,9 @@ from coresift.types import InputError
 # A tree or a saturated softmax says "impossible" where it means "not seen": log 0 would make one sample's
 # opinion outweigh everything, so probabilities are floored before they are compared.
 FLOOR = 1e-6
+# The floors of all classes together are at most this: of thousands of classes, each at FLOOR, a sure point
+# would seem unsure.
+_MOST_FLOORED = 1e-5
 # Numbers that a predictive holds at a time, over all samples, a block of rows and what is said of each: a
 # quarter of a gigabyte with what is computed on the way. A pool's own blocks of ten classes stay whole.
 _AT_A_TIME = 2**23
@@ -224,7 +227,7 @@ def gaussian(mean: Tensor, deviation: Tensor) -> Distribution:
 
 
 def _floored(probs: Tensor) -> Tensor:
-    probs = probs.clamp(min=FLOOR)
+    probs = probs.clamp(min=min(FLOOR, _MOST_FLOORED / probs.shape[-1]))
     return probs / probs.sum(-1, keepdim=True)
 
 

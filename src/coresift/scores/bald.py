@@ -59,7 +59,7 @@ def bald(
 
     def gain(x: Tensor) -> Tensor:
         each = posterior.conditional(x, theta)
-        check_several(each.batch_shape[0])
+        check_several(each)
         # Of classes, both terms from the same draws: the noise of one is then that of the other. A predictive
         # may be the mean of other draws, and the difference would be small beside the noise of the two.
         discrete = isinstance(each, Categorical | Bernoulli)

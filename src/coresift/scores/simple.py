@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
+from coresift.checks import check_classes
 from coresift.models.base import Posterior
 from coresift.pool import Pool
 from coresift.scores.base import Score, score_pool
@@ -25,6 +26,7 @@ def variance(posterior: Posterior, pool: Pool) -> Score:
     def spread(x: Tensor) -> Tensor:
         predictive = posterior.predictive(x)
         if isinstance(predictive, Categorical):
+            check_classes(predictive.probs.shape[-1])
             return (predictive.probs * (1 - predictive.probs)).sum(-1)
         return predictive.variance.flatten(1).sum(1) if predictive.event_shape else predictive.variance
 

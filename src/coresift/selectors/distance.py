@@ -58,6 +58,9 @@ class DistanceSelector(Selector[Space]):
 class KCenter(DistanceSelector):
     """Farthest first: always the point farthest from all centres, a 2-approximation of the k-center cover.
 
+    The first centres are labelled and pending points. Without any, the origin is a centre, and stays one: the
+    mean of the features or, in other spaces, a point that says nothing.
+
     References
     ----------
     Sener and Savarese, Active Learning for Convolutional Neural Networks: A Core-Set Approach, 2018.
@@ -82,6 +85,8 @@ class KCenter(DistanceSelector):
 class KMeansPlusPlus(DistanceSelector):
     """Draws each next point with probability proportional to its squared distance from the nearest centre.
 
+    The first centres are those of `KCenter`.
+
     References
     ----------
     Arthur and Vassilvitskii, k-means++: The Advantages of Careful Seeding, 2007.
@@ -95,6 +100,8 @@ class KMeansPlusPlus(DistanceSelector):
 class LCMD(DistanceSelector):
     """Largest cluster, maximum distance: in the cluster with the largest sum of squared distances, the point
     farthest from its centre.
+
+    The first centres are those of `KCenter`.
 
     References
     ----------

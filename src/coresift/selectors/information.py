@@ -9,6 +9,9 @@ from torch import Tensor
 from coresift.spaces.base import Space
 from coresift.types import Floats
 
+# A sum of vectors shorter than this share of the sum of their norms counts as zero: float32 has 7 digits.
+_ROUNDING = 1e-6
+
 
 def best_weights(space: Space, index: Tensor) -> tuple[Floats, float]:
     """The weights w >= 0 on the points ``index`` (k,) that minimise ||L - L(w)||^2, and that minimum.
@@ -53,6 +56,9 @@ def information(space: Space, index: Tensor) -> float:
 
 
 def share(space: Space, rest: float) -> float:
-    """1 - rest / ||L||^2, between 0 and 1."""
+    """1 - rest / ||L||^2, between 0 and 1; 0 where the vectors sum to zero, up to rounding."""
     whole = space.squared_total()
-    return min(max(1 - rest / whole, 0.0), 1.0) if whole > 0 else 0.0
+    # Of vectors that cancel, rounding is left, and a share of that would mean nothing.
+    if whole <= (_ROUNDING * space.norm_total()) ** 2:
+        return 0.0
+    return min(max(1 - rest / whole, 0.0), 1.0)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
+from coresift.checks import check_classes
 from coresift.models.base import Posterior
 from coresift.pool import Pool, as_pool, read
 from coresift.spaces.features import model_features
@@ -50,6 +51,7 @@ def class_probabilities(posterior: Posterior, x: Tensor) -> Tensor:
     """(n, C) predictive class probabilities; an error where the model predicts no classes."""
     predictive = posterior.predictive(x)
     if isinstance(predictive, Categorical):
+        check_classes(predictive.probs.shape[-1])
         return predictive.probs
     if isinstance(predictive, Bernoulli):
         return torch.stack([1 - predictive.probs, predictive.probs], -1)

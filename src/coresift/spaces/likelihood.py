@@ -109,7 +109,7 @@ def sampled_likelihood_space(
         row = next(source.chunks()).x[:1]
         check_finite(row)
         first = posterior.conditional(row, theta)
-        check_several(first.batch_shape[0])
+        check_several(first)
         if isinstance(first, Categorical):
             check_classes(first.probs.shape[-1])
         # A power of two: a part of a pool that begins at a multiple of 8192 is then cut at the same points.

@@ -65,7 +65,9 @@ def predictive_space(
         if isinstance(posterior, NormalInverseGammaPosterior):
             return posterior.features(x) @ posterior.factor
         each = posterior.conditional(x, theta)
-        check_several(each.batch_shape[0])
+        check_several(each)
+        if isinstance(each, Categorical):
+            check_classes(each.probs.shape[-1])
         if lengths == "wavering" and isinstance(each, Categorical | Bernoulli):
             values = _by_wavering(each)
         else:
