@@ -79,9 +79,12 @@ def test_what_init_takes_for_granted_is_told(tmp_path):
     words = "--pool", tmp_path / "pool.csv", "--target", "kind"
     text = run("init", tmp_path / "one", *words)
     assert "looks like classification by the labels; say --task classification to be sure" in text
-    assert "the 8 labels count as drawn at random" in text and "--hand-picked" in text
+    assert "take the 8 labels for drawn at random" in text and "--hand-picked" in text
+    assert "--batch-size 22 --out" in text
     text = run("init", tmp_path / "two", *words, "--task", "classification", "--hand-picked")
     assert "looks like" not in text and "--hand-picked" not in text
+    (tmp_path / "pool.csv").write_text("x,kind\n1,yes\n2,no\n")
+    assert "there is nothing to choose" in run("init", tmp_path / "three", *words)
 
 
 def test_a_look_at_a_part_of_the_pool_is_told(tmp_path):

@@ -561,7 +561,7 @@ def test_texts_that_are_left_out_are_worth_a_hint(tmp_path: Path) -> None:
     rows = "".join(f"{row},the review of row {row}\n" for row in range(60))
     path = write(tmp_path, "pool.csv", "x,review\n" + rows)
     about = write_features(open_pool(Reading(path)), tmp_path / "features.npy").about
-    assert "without 'review': text, with another value in most rows; --text COLUMN learns" in about
+    assert "without 'review': text, with another value in most rows; --text review learns" in about
 
 
 def test_fingerprints_change_with_content(tmp_path: Path) -> None:

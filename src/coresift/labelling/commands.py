@@ -156,9 +156,9 @@ def init(
             *(
                 []
                 if known_column or counts["labelled"]
-                else [f"the pool has no column {target!r}: all labels are to come"]
+                else [f"{_no_labels(made.kind, target)}: all are to come"]
             ),
-            f"choose the first batch with: coresift select {project} --batch-size 50 --out batch.csv",
+            _next_step(project, counts["unlabelled"]),
         )
 
 
@@ -167,6 +167,19 @@ def _about_task(task: str, labels: int, told: bool) -> list[str]:
     if told or not labels:
         return []
     return [f"the task looks like {task} by the labels; say --task {task} to be sure, or --task {other}"]
+
+
+def _no_labels(kind: str, target: str) -> str:
+    """Why there are no labels yet."""
+    columns = kind in ("table", "text")
+    return f"no labels, since the pool has no column {target!r}" if columns else "no labels yet"
+
+
+def _next_step(project: Path, unlabelled: int) -> str:
+    if not unlabelled:
+        return "every item has a label or is skipped: there is nothing to choose"
+    size = min(50, unlabelled)
+    return f"choose the first batch with: coresift select {project} --batch-size {size} --out batch.csv"
 
 
 def _about_broken(images: Sequence[str]) -> list[str]:
@@ -178,10 +191,10 @@ def _about_broken(images: Sequence[str]) -> list[str]:
 def _about_first_labels(count: int, hand_picked: bool) -> list[str]:
     if not count or hand_picked:
         return []
+    labels = "label" if count == 1 else f"{count:,} labels"
     return [
-        f"{'the label counts' if count == 1 else f'the {count:,} labels count'} as drawn at random from the "
-        "pool, which makes errors look better than they are if somebody picked them: then begin anew with "
-        "--hand-picked"
+        f"error estimates take the {labels} for drawn at random from the pool; if somebody picked them, make "
+        "the project again with --hand-picked"
     ]
 
 

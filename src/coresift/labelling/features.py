@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -232,12 +233,12 @@ def _categories(sample: npt.NDArray[np.object_], names: Sequence[str], has_text:
     kept = (counts > 1) & ~own
     worded = own & np.array([not has_text and _is_worded(column) for column in sample.T], dtype=bool)
     dated = own & np.array([_is_dated(column) for column in sample.T], dtype=bool)
+    varied = "text, with another value in most rows"
+    hint = f"--text {shlex.quote(names[int(worded.argmax())])} learns from its words" if worded.any() else ""
     left = (
         _left_out(names, counts == 1, "a single value")
-        + _left_out(names, own & ~worded & ~dated, "text, with another value in most rows")
-        + _left_out(
-            names, worded, "text, with another value in most rows; --text COLUMN learns from its words"
-        )
+        + _left_out(names, own & ~worded & ~dated, varied)
+        + _left_out(names, worded, f"{varied}; {hint}")
         + _left_out(names, dated, "dates have to be written as 2024-10-30 or 30.10.2024")
     )
     if not kept.any():
