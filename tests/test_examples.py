@@ -36,5 +36,5 @@ def test_bagging(tmp_path):
 def test_labelling_through_files(tmp_path):
     text = run("labelling/files.py", tmp_path, "out")
     share = float(re.search(r"([\d.]+)% of the 1727 other digits are read right", text)[1])
-    assert share > 70 and "68 labels now, 0 items still out" in text
+    assert share > 70 and "68 labels now, 0 items pending" in text
     assert (tmp_path / "out" / "digits" / "report.html").stat().st_size > 50_000

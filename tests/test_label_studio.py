@@ -284,13 +284,13 @@ def test_a_token_is_not_sent_in_the_clear_unless_that_is_allowed() -> None:
 def test_tokens_come_from_the_environment_or_a_private_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("CORESIFT_LABEL_STUDIO_TOKEN", "LABEL_STUDIO_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(InputError, match="set CORESIFT_LABEL_STUDIO_TOKEN"):
+    monkeypatch.delenv("LABEL_STUDIO_API_KEY", raising=False)
+    with pytest.raises(
+        InputError,
+        match="set the environment variable LABEL_STUDIO_API_KEY, or name a file with --token-file",
+    ):
         read_token()
-    monkeypatch.setenv("LABEL_STUDIO_API_KEY", "theirs")
-    assert read_token() == "theirs"
-    monkeypatch.setenv("CORESIFT_LABEL_STUDIO_TOKEN", " ours\n")
+    monkeypatch.setenv("LABEL_STUDIO_API_KEY", " ours\n")
     assert read_token() == "ours"
     path = tmp_path / "token"
     with pytest.raises(InputError, match="no token could be read"):
@@ -351,7 +351,7 @@ def test_a_project_is_found_by_its_title() -> None:
 
 def open_server_url(project: Items) -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CORESIFT_LABEL_STUDIO_TOKEN", LEGACY)
+        patch.setenv("LABEL_STUDIO_API_KEY", LEGACY)
         return open_server(project).url
 
 
@@ -779,7 +779,7 @@ def test_a_server_gets_the_token_only_when_the_user_trusts_it(
         tokens.append(handler.headers["Authorization"])
         send(handler, b'{"tasks": [], "total": 0}')
 
-    monkeypatch.setenv("CORESIFT_LABEL_STUDIO_TOKEN", LEGACY)
+    monkeypatch.setenv("LABEL_STUDIO_API_KEY", LEGACY)
     with listening(script) as url:
         project_of(tmp_path, 2, url).close()
         words = ["labelstudio", "pull", str(tmp_path / "project")]
@@ -1167,7 +1167,7 @@ def picture() -> bytes:
 def test_the_example_with_a_real_server(real_url: str, tmp_path: Path) -> None:
     """The commands themselves, two rounds of ten with a skipped item in each."""
     example = Path(__file__).parents[1] / "examples" / "labelling" / "label_studio.py"
-    environment = {**os.environ, "CORESIFT_LABEL_STUDIO_TOKEN": LEGACY}
+    environment = {**os.environ, "LABEL_STUDIO_API_KEY": LEGACY}
     done = subprocess.run(
         [sys.executable, str(example), real_url, str(tmp_path)],
         env=environment,

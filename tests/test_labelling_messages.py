@@ -319,7 +319,7 @@ def test_a_skip_that_takes_a_label_away_is_named(tmp_path):
     lines = run("ingest", project, given).splitlines()
     assert lines == [
         f"{given}: 2 skipped",
-        "19 labels now, 0 items still out",
+        "19 labels now, 0 items pending",
         "corrected: 'item-0' from 'bill' to skipped by 'ben'",
     ]
 

@@ -1,6 +1,6 @@
 """Rounds of labelling in Label Studio, with a script for an annotator that answers one task after another.
 
-    CORESIFT_LABEL_STUDIO_TOKEN=... python examples/labelling/label_studio.py http://127.0.0.1:8080 [FOLDER]
+    LABEL_STUDIO_API_KEY=... python examples/labelling/label_studio.py http://127.0.0.1:8080 [FOLDER]
 
 The pool is scikit-learn's handwritten digits. The server is one of your own, the token one of its legacy or
 personal access tokens. A project "Digits" is made there; look at it while the script runs.

@@ -393,7 +393,7 @@ def ingest(
             json,
             facts,
             f"{file}: {said or 'no answers in it'}",
-            f"{counts['labelled']:,} labels now, {counts['pending']:,} items still out",
+            f"{counts['labelled']:,} labels now, {counts['pending']:,} items pending",
             *_about_corrections(intake.changed.corrections),
             *_about_passed_over(intake.passed_over, opened),
             *_about_new_classes(new_classes, intake.known),
@@ -494,8 +494,10 @@ def status(project: ProjectFolder, json: Json = False) -> None:
     if classes:
         typer.echo(f"classes: {_listed(classes, {})}")
     if described:
-        columns = "round", "chosen", "strategy", "labels before", "items", "pending", "withdrawn", "seconds"
-        table = Table(*columns, box=SIMPLE_HEAD)
+        # A column more where it says something: a line of a terminal is short.
+        gone = ["withdrawn"] if withdrawn else []
+        columns = ["round", "chosen", "strategy", "labels", "items", "pending", *gone, "seconds"]
+        table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for one in described:
             at = str(one["at"])[:16].replace("T", " ")
             table.add_row(
@@ -505,7 +507,7 @@ def status(project: ProjectFolder, json: Json = False) -> None:
                 str(one["labels"]),
                 str(one["items"]),
                 str(one["pending"]),
-                str(one["withdrawn"]),
+                *(str(one[name]) for name in gone),
                 f"{one['seconds']:.1f}",
             )
         Console().print(table)

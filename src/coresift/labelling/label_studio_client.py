@@ -26,7 +26,7 @@ from coresift.types import InputError
 if TYPE_CHECKING:
     import httpx
 
-TOKENS = ("CORESIFT_LABEL_STUDIO_TOKEN", "LABEL_STUDIO_API_KEY")
+TOKEN = "LABEL_STUDIO_API_KEY"  # the environment variable, as Label Studio's own library names it
 PAGE = 100
 PAUSES = (0.5, 1.0, 2.0, 4.0)
 AWAY = frozenset({429, 500, 502, 503, 504})
@@ -93,10 +93,11 @@ def on_one_line(text: str) -> str:
 def read_token(path: Path | None = None) -> str:
     """The token, from a file that only its owner may read or else from the environment."""
     if path is None:
-        for name in TOKENS:
-            if found := os.environ.get(name, "").strip():
-                return found
-        raise InputError(f"there is no token: set {TOKENS[0]}, or name a file that holds it")
+        if found := os.environ.get(TOKEN, "").strip():
+            return found
+        raise InputError(
+            f"there is no token: set the environment variable {TOKEN}, or name a file with --token-file"
+        )
     try:
         with path.open(encoding="utf-8") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
