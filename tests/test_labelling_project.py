@@ -121,6 +121,8 @@ def test_the_whole_loop(project, tmp_path):
     run("report", folder)
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "item-3" in page and "predictive-lcmd" in page
+    (label, probability), *_ = made["notes"]["predicted"]
+    assert f"predicted {label} ({probability:.0%})" in page
 
 
 def test_numbers(tmp_path):

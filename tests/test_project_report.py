@@ -90,6 +90,7 @@ def pool(count: int, batch: int = 12) -> list[PlacedItem]:
                 float(1000 / (number + 3)) if chosen else None,
                 tuple(f"flat-{each}" for each in near) if chosen else (),
                 1 / (number + 10) if chosen else None,
+                ("123.456", None) if chosen else None,
             )
         )
     return items
@@ -173,7 +174,8 @@ def test_all_is_told(tmp_path: Path) -> None:
         assert words in text
     assert [item["id"] for item in reader.items[:12]] == [f"flat-{number}" for number in range(12)]
     first = reader.items[0]
-    assert first["why"] == "Number 1 of the batch, weight 333, stands for 10.0% of the pool"
+    why = "Number 1 of the batch, weight 333, stands for 10.0% of the pool, predicted 123.5"
+    assert first["why"] == why and reader.texts.count("123.5") == 12
     near = sample().map[0].stands_for
     assert tuple(reader.items[each]["id"] for each in first["near"]) == near
 

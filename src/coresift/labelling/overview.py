@@ -68,10 +68,16 @@ def _map(project: Project, labelled: list[int]) -> list[PlacedItem]:
     """A sample of the pool and the whole of the latest batch that was not withdrawn, on a plane."""
     withdrawn, states = project.ledger.withdrawn(), project.ledger.states()
     batch: dict[int, Chosen] = {}
+    expected: dict[int, tuple[str, float | None]] = {}
     for made in reversed(project.ledger.rounds()):
         gone = withdrawn.get(made.number, set())
         batch = {one.position: one for one in made.batch if one.position not in gone}
         if batch:
+            predicted = made.notes.get("predicted", ())  # older rounds have none
+            expected = {
+                one.position: (label, probability)
+                for one, (label, probability) in zip(made.batch, predicted, strict=False)
+            }
             break
     rng, size = np.random.default_rng(project.settings.seed), len(project.features)
     some = rng.choice(size, min(_SHOWN, size), replace=False)
@@ -101,6 +107,7 @@ def _map(project: Project, labelled: list[int]) -> list[PlacedItem]:
             weight=batch[position].weight if position in batch else None,
             stands_for=named.get(position, ()),
             share=shares.get(position),
+            predicted=expected.get(position) if position in batch else None,
         )
         for place, position in enumerate(positions.tolist())
     ]

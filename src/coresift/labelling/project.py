@@ -624,6 +624,7 @@ class Project:
             "open": open_items,
             "fit_seconds": round(fitted - began, 3),
             "choose_seconds": round(chosen - fitted, 3),
+            "predicted": [] if model is None else self._expected(model, batch),
             **self._worth(found, values, model, batch, seed),
         }
         return Round(
@@ -698,6 +699,14 @@ class Project:
         shares = np.bincount(stands_for(rows, batch), minlength=len(batch)) if batch else np.empty(0)
         scale = len(self.features) / len(rows)
         return looked_at[batch].tolist(), len(looked_at), (shares * scale).round(1).tolist()
+
+    def _expected(self, model: Any, batch: Sequence[int]) -> list[tuple[str, float | None]]:
+        """The predicted label of each item of a batch when it was chosen, and the probability of a class."""
+        # Standard deviations would have to be calibrated first, which takes longer than all else here.
+        return [
+            (label, None if self.task == "regression" else probability)
+            for label, probability in predicted(model, self.task, self.rows(batch))
+        ]
 
     def _worth(
         self,

@@ -42,6 +42,7 @@ class PlacedItem:
     rank, weight : of an item of the batch.
     stands_for : ids of the pool items nearest to it, for which it stands.
     share : of the pool, for which it stands.
+    predicted : the label that the model expected when the item was chosen, and the probability of a class.
     """
 
     id: str
@@ -53,6 +54,7 @@ class PlacedItem:
     weight: float | None = None
     stands_for: tuple[str, ...] = ()
     share: float | None = None
+    predicted: tuple[str, float | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -261,7 +263,7 @@ def _open_batch(
 ) -> list[Part]:
     """What is still to be labelled of a batch; the rest of it is on the map like any other item."""
     others = [
-        replace(item, rank=None, weight=None, stands_for=(), share=None)
+        replace(item, rank=None, weight=None, stands_for=(), share=None, predicted=None)
         for item in report.map
         if item.rank is None or item.state != "pending"
     ]
@@ -295,7 +297,21 @@ def _table(batch: Sequence[PlacedItem], caption: str) -> Table:
     texts = [_texts(item, names, BATCH_TEXT) for item in batch]
     rows = [[_cut(item.id), *a, *b] for item, a, b in zip(batch, numbers, texts, strict=True)]
     columns = ["id", "rank", "weight", "share", *map(_cut, names)]
+    if any(item.predicted is not None for item in batch):
+        columns.insert(4, "predicted")
+        for item, row in zip(batch, rows, strict=True):
+            row.insert(4, _prediction(item))
     return Table(columns, rows, caption, words=True)
+
+
+def _prediction(item: PlacedItem) -> str:
+    """The predicted label with its probability; a number rounded, for nobody knows it to all its digits."""
+    if item.predicted is None:
+        return "-"
+    label, probability = item.predicted
+    if probability is None:
+        return f"{float(label):.4g}"
+    return f"{_cut(label)} ({probability:.0%})"
 
 
 def _map(items: Sequence[PlacedItem], about: str) -> Markup:
@@ -315,6 +331,7 @@ def _map(items: Sequence[PlacedItem], about: str) -> Markup:
             entry["why"] = f"Number {item.rank} of the batch"
             entry["why"] += "" if item.weight is None else f", weight {_number(item.weight)}"
             entry["why"] += "" if item.share is None else f", stands for {item.share:.1%} of the pool"
+            entry["why"] += "" if item.predicted is None else f", predicted {_prediction(item)}"
             entry["near"] = [index.get(each, _cut(each)) for each in item.stands_for]
             mark = f'<circle r="9"/><text>{item.rank}</text>'
             marks.append(f'<g class="batch" transform="translate({x:g} {y:g})">{mark}</g>')
