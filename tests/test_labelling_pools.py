@@ -744,3 +744,39 @@ def test_arrays_have_no_texts(tmp_path: Path) -> None:
     np.save(tmp_path / "good.npy", np.ones((3, 2)))
     with pytest.raises(InputError, match="holds no texts or images"):
         write_features(open_pool(Reading(str(tmp_path / "good.npy"))), tmp_path / "f.npy", embedding="minilm")
+
+
+def test_an_array_that_cannot_be_read(tmp_path):
+    path = tmp_path / "pool.npy"
+    np.save(path, np.ones((100, 4)))
+    sound = path.read_bytes()
+    np.savez(tmp_path / "some.npz", x=np.ones((3, 2)))
+    zipped = (tmp_path / "some.npz").read_bytes()
+    negative = sound.replace(b"(100, 4)", b"(-10, 4)")
+    for content in (b"", zipped, zipped[:50], sound[:8], sound[:128], sound[:500], negative):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"cannot read .*pool.npy"):
+            open_pool(Reading(str(path)))
+
+
+def test_an_array_that_is_cut_short_is_not_read(tmp_path):
+    path = tmp_path / "pool.npy"
+    np.save(path, np.ones((10_000, 4)))
+    pool = open_pool(Reading(str(path)))
+    assert pool.take(np.array([9_999])).numbers.tolist() == [[1.0] * 4]
+    os.truncate(path, 5_000)
+    for read in (lambda: pool.take(np.array([9_999])), lambda: pool.describe([9_999])):
+        with pytest.raises(InputError, match="had 320,128 bytes and now 5,000"):
+            read()
+
+
+@pytest.mark.parametrize("column", ["id", "word"])
+def test_parquet_text_that_is_not_utf_8(tmp_path, column):
+    size = 5
+    places = pa.py_buffer(np.arange(size + 1, dtype=np.int32).tobytes())
+    odd = pa.Array.from_buffers(pa.string(), size, [None, places, pa.py_buffer(b"abc\xffd")])
+    table = pa.table({"id": list("vwxyz"), "word": list("vwxyz"), "a": np.arange(5.0)})
+    table = table.set_column(table.column_names.index(column), column, odd)
+    pa.parquet.write_table(table, tmp_path / "pool.parquet")
+    with pytest.raises(InputError, match=r"Invalid UTF8.*save the table in UTF-8"):
+        list(open_pool(Reading(str(tmp_path / "pool.parquet"))).blocks())

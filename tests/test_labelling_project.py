@@ -19,6 +19,7 @@ from coresift.cli import app
 from coresift.labelling import project as project_module
 from coresift.labelling.exporting import write_export, write_labels
 from coresift.labelling.features import write_features
+from coresift.labelling.ledger import Ledger
 from coresift.labelling.project import Project
 
 N = 200
@@ -1043,3 +1044,68 @@ def test_exports_keep_labels_of_a_target_that_older_projects_may_have(tmp_path, 
     for file in ("all", "labels"):
         row = pa.parquet.read_table(tmp_path / f"{file}.parquet").to_pylist()[0]
         assert row[target] == 2.5 and row["item round" if target == "round" else "round"] == 0
+
+
+def test_settings_of_a_newer_version(project):
+    folder, _ = project
+    with Project(folder) as opened:
+        opened.remember("settings", {**opened.recall("settings"), "sparkles": True})
+    text = run("select", folder, "--batch-size", 3, code=2)
+    assert "does not know: sparkles" in text and "update coresift" in text
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        ledger.remember("settings", {"task": "regression"})
+    assert "its settings are not whole" in run("select", folder, "--batch-size", 3, code=2)
+
+
+def test_features_are_those_of_the_beginning(project):
+    folder, _ = project
+    path = folder / "features.npy"
+    rows = np.load(path)
+    copied = path.read_bytes()
+    path.write_bytes(copied)  # another time, and the same content
+    assert "no damage was found" in run("status", folder, "--check")
+    for other in (rows[:-1], rows[::-1], rows.astype(np.float64), np.ones(3)):
+        np.save(path, other)
+        text = run("select", folder, "--batch-size", 3, code=2)
+        assert "coresift repair" in text and len(text.splitlines()) == 1
+    for broken in (b"", copied[:200], b"PK\3\4" + copied):
+        path.write_bytes(broken)
+        assert "features.npy cannot be read" in run("select", folder, "--batch-size", 3, code=2)
+    # A bit that the disk has changed leaves the time as it was.
+    path.write_bytes(copied[:-1] + b"\1")
+    with Project(folder) as opened:
+        made = opened.recall("features")
+        opened.remember("features", {**made, "time": path.stat().st_mtime_ns})
+        assert opened.features.shape == rows.shape
+    assert "has changed since the project began" in run("status", folder, "--check", code=2)
+    assert say("status", folder)["counts"]["pending"] == 0
+
+
+def test_what_can_be_read_of_a_damaged_ledger_is_saved(project, tmp_path):
+    folder, truth = project
+    (tmp_path / "more.csv").write_text("id,kind\n" + "".join(f"{one},{truth[one]}\n" for one in truth))
+    run("ingest", folder, tmp_path / "more.csv")
+    path = folder / "ledger.sqlite"
+    sound = path.read_bytes()
+    for page in (7, 0, 1, 2):  # of events, of the schema, of facts and of items
+        content = bytearray(sound)
+        content[page * 4096 : page * 4096 + 64] = bytes(range(64))
+        path.write_bytes(content)
+        run("status", folder, code=2)
+        saved = tmp_path / f"saved-{page}"
+        made = say("repair", folder, saved)
+        assert path.read_bytes() == content
+        with (saved / "labels.csv").open(newline="", encoding="utf-8") as file:
+            found = {row["id"]: row.get("kind", row.get("label")) for row in csv.DictReader(file)}
+        assert found.items() <= truth.items() and len(found) == made["labels"]
+        assert found == truth or page == 7
+    words = shlex.split(say("repair", folder, tmp_path / "saved")["command"])[1:]
+    words[1] = str(tmp_path / "new")
+    run(*words)
+    assert "is there already" in run("repair", folder, saved, code=2)
+
+
+def test_a_sound_ledger_is_saved_whole(project, tmp_path):
+    folder, _ = project
+    made = say("repair", folder, tmp_path / "saved")
+    assert made["labels"] == 20 and made["rows"]["items"] == N and not any(made["lost"].values())

@@ -34,7 +34,7 @@ _SHOWN_IDS = 100
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands of labelling projects to an application."""
-    for command in (init, select, pending, ingest, status, report, export, reopen):
+    for command in (init, select, pending, ingest, status, report, export, reopen, repair):
         app.command()(command)
     studio = typer.Typer(no_args_is_help=True, help="Send batches to Label Studio and bring labels back.")
     for studio_command in (connect, push, pull, watch):
@@ -455,11 +455,19 @@ def _short(name: str) -> str:
     return repr(name if len(name) <= 60 else f"{name[:57]}...")
 
 
-def status(project: ProjectFolder, json: Json = False) -> None:
+def status(
+    project: ProjectFolder,
+    check: Annotated[
+        bool, typer.Option("--check", help="Look for damage in all of the ledger and the features.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Show counts, rounds, and what is out since when."""
     # The ledger alone: a model would take longer to import than all the rest.
     from coresift.labelling.ledger import NAME, Ledger
 
+    if check:
+        _check(project)
     with Ledger(project / NAME) as ledger:
         settings, counts, rounds = ledger.recall("settings"), ledger.counts(), ledger.rounds()
         waiting: dict[int, int] = {}
@@ -491,6 +499,8 @@ def status(project: ProjectFolder, json: Json = False) -> None:
     pool = settings["reading"]["path"]
     typer.echo(f"{project}: {settings['task']} of {settings['target']}, from {pool}")
     typer.echo(", ".join(f"{count:,} {state}" for state, count in counts.items()))
+    if check:
+        typer.echo("no damage was found in the ledger and the features")
     if classes:
         typer.echo(f"classes: {_listed(classes, {})}")
     if described:
@@ -511,6 +521,14 @@ def status(project: ProjectFolder, json: Json = False) -> None:
                 f"{one['seconds']:.1f}",
             )
         Console().print(table)
+
+
+def _check(project: Path) -> None:
+    """Raise for damage in the ledger or the features."""
+    from coresift.labelling.project import Project
+
+    with Project(project) as opened:
+        opened.check()
 
 
 def report(
@@ -590,6 +608,33 @@ def reopen(
         count = opened.reopen(ids)
     kept = "" if count == len(set(ids)) else "; the others were not pending, skipped or excluded"
     _say(json, {"reopened": count}, f"{count} items may be chosen again{kept}")
+
+
+def repair(
+    project: ProjectFolder,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The new folder to write to.")],
+    json: Json = False,
+) -> None:
+    """Save what can be read of a damaged ledger to new files; the project stays as it is."""
+    from coresift.labelling.repair import repair as read_damaged
+
+    try:
+        saved = read_damaged(project, out)
+    except OSError as error:
+        raise cannot_write(out, error) from None
+    read = ", ".join(f"{count:,} {name}" for name, count in saved.rows.items())
+    lost = ", ".join(f"{count:,} {name}" for name, count in saved.lost.items() if count)
+    _say(
+        json,
+        asdict(saved),
+        f"read {read}; written to {out}",
+        f"lost {lost}, and perhaps the last ones"
+        if lost
+        else "no gaps between them; the last ones may be lost",
+        f"{out / 'labels.csv'} has {saved.labels:,} answers"
+        + (f", without {saved.unnamed:,} of items whose id is lost" if saved.unnamed else ""),
+        *([] if saved.command is None else [f"begin anew with: {saved.command}"]),
+    )
 
 
 TokenFile = Annotated[

@@ -37,7 +37,8 @@ _ANSWERS = ("labelled", "skipped")
 # What may become of an answer that adds nothing.
 _NOTHING_NEW = ("same", "outdated")
 
-_TABLES = """
+# Tables begin at the same pages in all ledgers, see `repair`.
+TABLES = """
 CREATE TABLE facts (
     fact INTEGER PRIMARY KEY, at TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL
 );
@@ -195,7 +196,7 @@ class Ledger:
             if version != VERSION:
                 raise InputError(f"{path} is a ledger of version {version}, this program reads {VERSION}")
             if problem := self._problem("quick_check"):
-                raise _damaged(path, problem)
+                raise damaged(path, problem)
         except BaseException:
             self.close()
             raise
@@ -238,7 +239,7 @@ class Ledger:
             replacing(path) as file,
             closing(sqlite3.connect(file.name, isolation_level=None)) as connection,
         ):
-            connection.executescript(_TABLES)
+            connection.executescript(TABLES)
             connection.execute("BEGIN")
             at = now()
             connection.executemany("INSERT INTO items VALUES (?, ?)", enumerate(ids))
@@ -299,7 +300,10 @@ class Ledger:
     def recall(self, key: str) -> Any:
         """The latest fact of a key; ``None`` if there is none."""
         found = self._rows("SELECT value FROM facts WHERE key = ? ORDER BY fact DESC LIMIT 1", (key,))
-        return json.loads(found[0][0]) if found else None
+        try:
+            return json.loads(found[0][0]) if found else None
+        except ValueError as error:
+            raise damaged(self.path, f"the fact {key!r} is not JSON: {error}") from None
 
     # Items.
 
@@ -594,7 +598,7 @@ class Ledger:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 if not self._is_checked and (problem := self.damage()):
-                    raise _damaged(self.path, problem)
+                    raise damaged(self.path, problem)
                 self._is_checked = True
                 yield
                 self._connection.execute("COMMIT")
@@ -624,13 +628,14 @@ def _explained(path: Path, doing: str) -> Iterator[None]:
         if code & 0xFF == sqlite3.SQLITE_NOTADB:
             raise InputError(f"{path} is no ledger: {error}") from None
         if code & 0xFF == sqlite3.SQLITE_CORRUPT:
-            raise _damaged(path, str(error)) from None
+            raise damaged(path, str(error)) from None
         if isinstance(error, sqlite3.OperationalError):  # such as of a file that may only be read
             raise InputError(f"cannot {doing} {path}: {error}") from None
         raise
 
 
-def _damaged(path: Path, problem: str) -> InputError:
+def damaged(path: Path, problem: str) -> InputError:
+    """Give the error to raise for a damaged ledger."""
     return InputError(
         f"{path} is damaged ({problem}) and is not written to; put a copy of it back, or save what can be "
         f"read with: coresift repair {path.parent} OUT"

@@ -437,6 +437,7 @@ class ArrayItems(ItemPool):
         _refuse_columns(reading, "an array of numbers")
         self.reading = reading
         self._rows: npt.NDArray[Any] = np.asanyarray(open_npy(Path(reading.path)).rows)
+        self._size = Path(reading.path).stat().st_size
         self._width = int(np.prod(self._rows.shape[1:]))
         if self._width == 0:
             raise InputError(f"{reading.path} holds an array of shape {self._rows.shape}, without any number")
@@ -446,8 +447,17 @@ class ArrayItems(ItemPool):
         return len(self._rows)
 
     def describe(self, positions: Positions) -> list[dict[str, str]]:
+        self._check_size()
         rows = (self._rows[row].reshape(-1)[:SHOWN] for row in _positions(positions, len(self)))
         return [{str(column): str(number) for column, number in enumerate(row)} for row in rows]
+
+    def _check_size(self) -> None:
+        """Raise where the file was cut short: the system ends a program that reads a map beyond its file."""
+        size = Path(self.reading.path).stat().st_size
+        if size < self._size:
+            raise InputError(
+                f"{self.reading.path} had {self._size:,} bytes and now {size:,}; put it back as it was"
+            )
 
     def blocks(self) -> Iterator[Block]:
         # Fewer rows where they are long, such as those of images.
@@ -455,6 +465,7 @@ class ArrayItems(ItemPool):
         return self._steps(step)
 
     def take(self, positions: Rows) -> Block:
+        self._check_size()
         numbers = self._rows[positions].reshape(len(positions), -1).astype(np.float64)
         _let_go(self._rows)
         _check_numbers(self.reading.path, numbers, positions, self.numbers)

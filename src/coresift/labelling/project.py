@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from coresift.labelling.files import (
     write_batch,
 )
 from coresift.labelling.ledger import NAME as LEDGER
-from coresift.labelling.ledger import Ingested, Labelled, Ledger, now
+from coresift.labelling.ledger import Ingested, Labelled, Ledger, damaged, now
 from coresift.labelling.model import MODEL_NAMES, default_model, std_factor
 from coresift.labelling.pools import ItemPool, Reading, open_pool
 from coresift.labelling.records import Answer, Chosen, Round, Task
@@ -117,6 +117,12 @@ class Settings:
     def of(cls, described: Mapping[str, Any]) -> Settings:
         """From what JSON made of it."""
         reading = dict(described["reading"])
+        known = {name.name for kind in (cls, Reading) for name in fields(kind)}
+        if unknown := {*described, *reading} - known:
+            raise InputError(
+                f"the project has settings that this version does not know: {', '.join(sorted(unknown))}; it "
+                "was made by a newer version of coresift: update coresift"
+            )
         reading["features"] = tuple(reading["features"])
         reading["skip"] = tuple(reading.get("skip", ()))
         classes = described["classes"]
@@ -193,7 +199,14 @@ class Project:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.ledger = Ledger(self.folder / LEDGER)
-        self.settings = Settings.of(self.ledger.recall("settings"))
+        try:
+            self.settings = Settings.of(self.ledger.recall("settings"))
+        except InputError:
+            self.close()
+            raise
+        except (KeyError, TypeError) as error:
+            self.close()
+            raise damaged(self.ledger.path, f"its settings are not whole: {error}") from None
 
     @classmethod
     def create(
@@ -302,6 +315,10 @@ class Project:
                     "settings": asdict(settings),
                     "coresift": coresift.__version__,
                     "passed_over": passed_over,
+                    "features": {
+                        "time": _time(new / FEATURES),
+                        "fingerprint": _fingerprint_of(new / FEATURES),
+                    },
                 }
                 source = () if labels is None else (answers, labels.name, _fingerprint_of(content))
                 Ledger.create(new / LEDGER, ids, facts_kept, known, *source).close()
@@ -372,13 +389,33 @@ class Project:
 
     @cached_property
     def features(self) -> npt.NDArray[np.float32]:
-        """(N, d) the pool's features, on disk."""
+        """(N, d) the pool's features, on disk; an error where they are no longer those of the beginning."""
+        path, made = self.folder / FEATURES, self.recall("features") or {}
         try:
-            return np.load(self.folder / FEATURES, mmap_mode="r")  # type: ignore[no-any-return]
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"cannot read {self.folder / FEATURES}: {error}; make the project anew"
-            ) from None
+            rows = np.lib.format.open_memmap(path, mode="r")
+            same = made.get("time") in (None, _time(path)) or made["fingerprint"] == _fingerprint_of(path)
+        except Exception as error:  # NumPy parses a header as Python, which fails in many ways
+            raise self._lost_features(f"cannot be read: {error}") from None
+        if rows.ndim != 2 or len(rows) != len(self.ledger) or rows.dtype != np.float32:
+            expected = f"({len(self.ledger)}, d) of float32"
+            raise self._lost_features(f"has the shape {rows.shape} of {rows.dtype}, expected {expected}")
+        if not same:
+            raise self._lost_features("has changed since the project began")
+        return rows
+
+    def _lost_features(self, reason: str) -> InputError:
+        return InputError(
+            f"{self.folder / FEATURES} {reason}; put it back as it was, or save the labels for a new project "
+            f"with: coresift repair {self.folder} OUT"
+        )
+
+    def check(self) -> None:
+        """Raise for damage in the ledger or the features, looking at all that is in them."""
+        if problem := self.ledger.damage():
+            raise damaged(self.ledger.path, problem)
+        made = self.recall("features")
+        if len(self.features) and made and made["fingerprint"] != _fingerprint_of(self.folder / FEATURES):
+            raise self._lost_features("has changed since the project began")
 
     def describe(self, positions: Sequence[int]) -> list[dict[str, str]]:
         """Items for people to see, by column."""
@@ -855,8 +892,17 @@ def _stamp(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _fingerprint_of(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _time(path: Path) -> int:
+    """When a file was written last, in nanoseconds."""
+    return path.stat().st_mtime_ns
+
+
+def _fingerprint_of(content: bytes | Path) -> str:
+    """SHA-256 of what a file holds, or of the file."""
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    with content.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

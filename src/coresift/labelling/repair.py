@@ -1,0 +1,221 @@
+"""What can still be read of a damaged ledger, as new files; the ledger itself stays as it is."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coresift.atomic import write_text
+from coresift.errors import InputError
+from coresift.labelling.files import answer_parts, guarded
+from coresift.labelling.ledger import NAME, TABLES
+
+# The primary key of each table, in the order in which a ledger has them.
+_KEYS = {"facts": "fact", "items": "position", "rounds": "number", "imports": "import", "events": "event"}
+_LAST_KEY = 2**62
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What was read of a ledger.
+
+    Attributes
+    ----------
+    rows : how many rows each table gave.
+    lost : how many rows are missing between them, as far as their numbers tell.
+    labels : how many labels and skips ``labels.csv`` has.
+    unnamed : answers of items whose id could not be read; ``events.csv`` has them by their position.
+    command : begins a new project with the labels; ``None`` where the settings could not be read.
+    """
+
+    rows: Mapping[str, int]
+    lost: Mapping[str, int]
+    labels: int
+    unnamed: int
+    command: str | None
+
+
+def repair(folder: Path, out: Path) -> Repaired:
+    """Write what can be read of a project's ledger to new files in the folder ``out``.
+
+    There is a CSV file for each table, and ``labels.csv`` with the last readable answer for each item, which
+    ``coresift init --labels`` takes. Whatever lies in ``folder`` is only read.
+    """
+    ledger = folder / NAME
+    if not ledger.is_file():
+        raise InputError(f"{folder} is no project: it has no {NAME}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is there already; name a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place, NAME)
+        for name in (NAME, f"{NAME}-wal"):
+            if (folder / name).exists():
+                shutil.copyfile(folder / name, Path(place, name))
+        tables = _read_tables(copy)
+        if not any(
+            tables.values()
+        ):  # its first page, which tells where tables are, may be all that is broken
+            _replace_first_page(copy)
+            tables = _read_tables(copy)
+    if not any(tables.values()):
+        raise InputError(f"nothing can be read of {ledger}; put a copy of it back")
+    for name, rows in tables.items():
+        _write_table(out / f"{name}.csv", list(rows[0]) if rows else [], [list(row.values()) for row in rows])
+    settings = _settings(tables["facts"])
+    labels, unnamed = _write_labels(out / "labels.csv", tables, settings)
+    return Repaired(
+        rows={name: len(rows) for name, rows in tables.items()},
+        lost={name: _gaps([row[key] for row in tables[name]], name) for name, key in _KEYS.items()},
+        labels=labels,
+        unnamed=unnamed,
+        command=_command(settings, out / "labels.csv"),
+    )
+
+
+def _read_tables(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """All rows that can be read, by table."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.row_factory = sqlite3.Row
+        connection.text_factory = lambda text: text.decode(errors="replace")
+        tables = {table: [dict(row) for row in _rows(connection, table, key)] for table, key in _KEYS.items()}
+        found = _indexed_ids(connection) | {row["position"]: row["id"] for row in tables["items"]}
+        tables["items"] = [{"position": position, "id": found[position]} for position in sorted(found)]
+        return tables
+
+
+def _rows(connection: sqlite3.Connection, table: str, key: str) -> Iterator[sqlite3.Row]:
+    """The rows of a table that can be read, by their key.
+
+    Where reading stops, it goes on at the next key at which it can: steps are doubled until one works, and
+    then the first such key is found by bisection.
+    """
+    query = f'SELECT * FROM {table} WHERE "{key}" >= ? ORDER BY "{key}"'
+
+    def works(start: int) -> bool:
+        try:
+            connection.execute(f"{query} LIMIT 1", (start,)).fetchall()
+        except sqlite3.DatabaseError:
+            return False
+        return True
+
+    start = 0
+    while start < _LAST_KEY:
+        try:
+            for row in connection.execute(query, (start,)):
+                if row[key] >= start:  # else a broken page has led back to rows that were read
+                    start = row[key] + 1
+                    yield row
+            return
+        except sqlite3.DatabaseError:
+            bad, step = start, 1
+            while start + step < _LAST_KEY and not works(start + step):
+                bad, step = start + step, 2 * step
+            start = good = start + step
+            while good - bad > 1:
+                middle = (bad + good) // 2
+                bad, good = (bad, middle) if works(middle) else (middle, good)
+                start = good
+
+
+def _indexed_ids(connection: sqlite3.Connection) -> dict[int, str]:
+    """The ids of items by position as the index of ids has them, from both of its ends."""
+    found: dict[int, str] = {}
+    for order in ("ASC", "DESC"):
+        query = f"SELECT position, id FROM items INDEXED BY sqlite_autoindex_items_1 ORDER BY id {order}"
+        with suppress(sqlite3.DatabaseError):
+            for position, name in connection.execute(query):
+                found[position] = name
+    return found
+
+
+def _replace_first_page(path: Path) -> None:
+    """Give a copy of a ledger the first page of an empty one; tables begin at the same pages in both."""
+    for log in path.parent.glob(f"{path.name}-*"):
+        log.unlink()
+    empty = path.with_name("empty.sqlite")
+    with closing(sqlite3.connect(empty)) as connection:
+        connection.executescript(TABLES)
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    page = bytearray(empty.read_bytes()[:size])
+    page[28:32] = (path.stat().st_size // size).to_bytes(4, "big")  # how many pages the file has
+    with path.open("r+b") as file:
+        file.write(page)
+
+
+def _settings(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings of the project, as far as they can be read."""
+    for fact in reversed(facts):
+        if fact["key"] == "settings":
+            try:
+                found = json.loads(fact["value"])
+            except ValueError:
+                continue
+            if isinstance(found, dict):
+                return found
+    return {}
+
+
+def _write_labels(
+    path: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]], settings: Mapping[str, Any]
+) -> tuple[int, int]:
+    """Write the answers as they stand; how many these are, and how many have no id."""
+    last = {row["position"]: row for row in tables["events"]}
+    answers = [row for row in last.values() if row["kind"] in ("labelled", "skipped")]
+    ids = {row["position"]: row["id"] for row in tables["items"]}
+    target, reading = str(settings.get("target", "label")), settings.get("reading") or {}
+    rows = [
+        [
+            ids[row["position"]],
+            row["label"],
+            "x" if row["kind"] == "skipped" else None,
+            row["who"],
+            row["said_at"] or row["at"],
+        ]
+        for row in answers
+        if row["position"] in ids
+    ]
+    header = [answer_parts(target, reading.get("id"))["id"][0], target, "skip", "who", "at"]
+    _write_table(path, header, rows)
+    return len(rows), len(answers) - len(rows)
+
+
+def _write_table(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    for row in [header, *rows]:
+        writer.writerow(["" if cell is None else guarded(str(cell)) for cell in row])
+    write_text(path, text.getvalue())
+
+
+def _gaps(keys: Sequence[int], table: str) -> int:
+    """How many keys are missing; they count up from 1, and positions from 0."""
+    return max(keys, default=0) + (table == "items") - len(keys) if keys else 0
+
+
+def _command(settings: Mapping[str, Any], labels: Path) -> str | None:
+    """The command that begins a new project with the labels."""
+    try:
+        reading = settings["reading"]
+        words = ["coresift", "init", "NEW", "--pool", reading["path"], "--target", settings["target"]]
+        words += ["--task", settings["task"]]
+        for part in ("id", "text", "cost", "group"):
+            if reading[part]:
+                words += [f"--{part}", reading[part]]
+        if reading.get("skip"):
+            words.append("--skip-broken")
+        if settings["classes"]:
+            words += ["--classes", ",".join(settings["classes"])]
+        return shlex.join([*words, "--hand-picked", "--labels", str(labels)])
+    except (KeyError, TypeError):
+        return None
