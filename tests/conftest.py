@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from coresift.engines.ray import start_on_this_machine
+
 # Tests run side by side, one process a core: threads within each would only wait for one another.
 torch.set_num_threads(1)
 
@@ -18,8 +20,7 @@ def cluster() -> Iterator[None]:
     ray = pytest.importorskip("ray", reason="needs the ray package")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-        ray.init(address="local", num_cpus=2, **quiet)
+        start_on_this_machine(num_cpus=2)
         yield
         ray.shutdown()
 

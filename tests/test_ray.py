@@ -45,6 +45,18 @@ def folder(rows, tmp_path_factory):
     return path
 
 
+def test_no_other_machine_reaches_a_cluster_that_is_started_here():
+    psutil = pytest.importorskip("psutil", reason="needs psutil, which comes with Ray")
+    here = psutil.Process()
+    listening = {
+        connection.laddr.ip.removeprefix("::ffff:")
+        for process in [here, *here.children(recursive=True)]
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening <= {"127.0.0.1", "::1"} and listening
+
+
 def regression(rows):
     generator = np.random.default_rng(1)
     x = torch.tensor(rows[:20] + 0.1 * generator.normal(size=(20, 4)), dtype=torch.float32)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 WORKING = ("acs-fw", "acs-lcmd", "acs-centred-lcmd", "acs-kmeans++", "predictive-lcmd")
 # How often a shard is built again before its loss counts as final.
 _ATTEMPTS = 4
+_QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 # Points asked for together that are kept: those chosen come back again and again, long lists do not.
 _FEW = 64
 # Leading points of a scan, of all shards together and of one: two shards or more send at least so many.
@@ -114,14 +115,30 @@ def _connect() -> None:
     ray = _import_ray()
     if ray.is_initialized():
         return
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        ray.init(address="auto", **quiet)
+        ray.init(address="auto", **_QUIET)
     except ConnectionError:
         if os.environ.get("RAY_ADDRESS"):
             raise
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(address="local", num_cpus=os.cpu_count(), include_dashboard=False, **quiet)
+        start_on_this_machine(os.cpu_count())
+
+
+def start_on_this_machine(num_cpus: int | None) -> None:
+    """Start a cluster that only this machine can reach: all its sockets listen on the loopback address.
+
+    Ray runs code for whoever reaches it. On Linux it takes an address that other machines see, whatever
+    ``_node_ip_address`` says, unless clusters of several machines are turned off. That is an environment
+    variable's matter, read when Ray is imported: too early to know that there is no cluster to join.
+    """
+    ray = _import_ray()
+    from ray._private import ray_constants
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **_QUIET)
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @dataclass(frozen=True)
