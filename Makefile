@@ -9,9 +9,14 @@ BIN = $(VENV)/bin
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# The hash of all that is pinned is checked, the build backend's too; torch comes without CUDA where pip finds
+# that build. Not checked is what the last step may add: packages that only other platforms need, such as the
+# CUDA libraries of the other build.
+$(VENV)/.installed: pyproject.toml constraints.txt hashes.txt hashes-cpu.txt
 	$(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet -e ".[dev]"
+	$(BIN)/pip install --quiet --no-deps --require-hashes -r hashes-cpu.txt 2>/dev/null || true
+	$(BIN)/pip install --quiet --no-deps --require-hashes -r hashes.txt
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --no-build-isolation -e ".[dev]"
 	touch $@
 
 demo: install
@@ -40,9 +45,10 @@ format: install
 bench: install
 	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
 
-# Write the pins anew from what is installed now.
+# Write the pins anew from what is installed now, and the hashes of their files.
 lock: install
-	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu//' | sort -f > constraints.txt
+	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu//; /^\(nvidia-\|cuda-\|triton\)/d' | sort -f > constraints.txt
+	$(BIN)/python .ci/lock.py constraints.txt hashes.txt hashes-cpu.txt
 
 clean:
 	rm -rf $(VENV) .label-studio coresift-demo
