@@ -13,7 +13,7 @@ def shown(value: object) -> str:
     """Return ``value`` as an error shows it: on one line, and cut where it is long.
 
     >>> shown("2GB"), shown([[1, 2]] * 50)
-    ("'2GB'", '[[1, 2], [1, 2], [1, 2], [1, 2], [1, 2], [1, 2], [1, 2], [1...')
+    ("'2GB'", '[[1, 2], [1, 2], [1, 2], [1, 2], [1, 2], [1, 2], [1, 2], ...')
     """
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
