@@ -217,14 +217,11 @@ def worth(
         steady = bool(moves <= _STEADY * (fitted[-1].high - fitted[-1].low))
         if steady or num_repeats >= _MOST_REPEATS:
             break
-        again = replace(tester, folds=_folds(tested, len(y), generator), seed=seed + num_repeats)
+        again = replace(tester, folds=_folds(tested, len(y), generator), seed=seed + num_repeats * _FOLDS)
+        further = [again.test([np.arange(count)] * _REPEATS) for count in _counts(rounds)]
         ordered = [
             _Tested(one.labels, np.concatenate([one.losses, more.losses]))
-            for one, more in zip(
-                ordered,
-                (again.test([np.arange(count)] * _REPEATS) for count in _counts(rounds)),
-                strict=True,
-            )
+            for one, more in zip(ordered, further, strict=True)
         ]
     gains = 1 - draws[:, -1] / draws[:, targets.index(now)]
     random: tuple[CurvePoint, ...] = ()
@@ -270,7 +267,7 @@ def _has_stopped(rounds: Sequence[tuple[int, float, float]]) -> bool:
     """Whether the latest rounds agree that the curve is flat, by the labels and the gain of each."""
     agreed, fewest = 0, math.inf
     for labels, likely, most in reversed(rounds):
-        if labels < _LEAST_TO_STOP or likely >= _FLAT or most >= _SURELY_FLAT:
+        if not (labels >= _LEAST_TO_STOP and likely < _FLAT and most < _SURELY_FLAT):
             return False
         if labels * _NEW_LABELS <= fewest:
             agreed, fewest = agreed + 1, labels
