@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -127,6 +128,22 @@ def saved_in(dimensions: int, size: int) -> float:
     return 1 - made / asked
 
 
+def in_a_cone(offset: float, size: int = SIZE, dimensions: int = 100) -> list[float]:
+    """LCMD's first ten steps, in scans, where all vectors are nearly parallel: a common offset and noise."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = InMemory.empty(dimensions, size, torch.float32, torch.device("cpu")).values
+    space = VectorSpace(vectors.normal_(offset, generator=generator))
+    search, direction = space.scan(space.selectable), space.total() / space.total().norm()
+    scan = min(seconds(lambda: search._scan(direction, False)) for _ in range(5))
+    centres = space.centres(space.selectable, np.empty(0, dtype=np.int64))
+    steps = []
+    for _ in range(10):
+        n = LCMD()._next(centres, generator)
+        assert n is not None
+        steps.append(seconds(lambda n=n: centres.add(n)) / scan)
+    return steps
+
+
 def main() -> None:
     results: dict[str, dict[str, float]] = {}
     for threads, dimensions in product(sorted({1, torch.get_num_threads()}), (10, 100)):
@@ -140,6 +157,12 @@ def main() -> None:
         saved = {f"J = {j}": saved_in(j, size) for j in (2, 3, 5, 10, 30, 100)}
         results[f"share of scans saved, N = {size:,}"] = saved
         print(f"share of scans saved, N = {size:,}:", saved)
+    for offset in (16.0, 300.0):
+        steps = in_a_cone(offset)
+        results[f"LCMD's first steps in a cone of offset {offset:g}, in scans"] = {
+            str(number): step for number, step in enumerate(steps, 1)
+        }
+        print(f"LCMD's first steps in a cone of offset {offset:g}, in scans:", [round(s, 1) for s in steps])
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 

@@ -225,7 +225,7 @@ def test_where_vectors_go(capsys, monkeypatch):
     assert isinstance(map_pool(pool, 512, lambda block: block.x.mT, memory=10**6), InMemory)
     columns = map_pool(pool, 512, lambda block: block.x.mT, memory=2 * 10**5)
     assert isinstance(columns, OnDisk)
-    assert "4,000 vectors of 8 numbers do not fit into 0.2 MB" in capsys.readouterr().err
+    assert "4,000 vectors of 8 numbers do not fit into the memory limit" in capsys.readouterr().err
     assert torch.equal(columns.at(torch.arange(4000)), pool.rows.mT)
 
 
@@ -276,13 +276,37 @@ def test_features_of_a_network_go_to_a_file_too():
     assert torch.equal(kept.take([499, 3]), torch.cat(parts)[[499, 3]])
 
 
-@pytest.mark.parametrize("strategy", ["acs-fw", "acs-fisher", "lcmd"])
+@pytest.mark.parametrize("strategy", ["acs-fw", "acs-fisher", "maxent", "random", "greedy-logdet"])
 def test_what_does_not_fit_says_so(strategy, monkeypatch):
+    monkeypatch.setattr("coresift.strategies.LIBRARIES", 0)
     monkeypatch.setattr("coresift.strategies.check_memory", lambda memory, size: memory)
     pool = normal(1000, 3)
     posterior = BayesianLinearRegression().fit(pool[:20], pool[:20, 0])
-    with pytest.raises(coresift.InputError, match=r"needs 0.1 MB and more for 1,000 points"):
-        coresift.select(pool, posterior=posterior, budget=3, strategy=strategy, memory=10**5)
+    with pytest.raises(coresift.InputError, match=r"needs 0.[12] MB for 1,000 points.* has 0.1 MB; "):
+        coresift.select(pool, posterior=posterior, budget=3, strategy=strategy, memory=60_000)
+
+
+def test_wide_rows_do_not_fit(monkeypatch):
+    """Of gradients, room is needed for each number."""
+    monkeypatch.setattr("coresift.strategies.LIBRARIES", 0)
+    monkeypatch.setattr("coresift.strategies.check_memory", lambda memory, size: memory)
+    probs, options = normal(4, 1000, 3).softmax(-1), {"budget": 3, "strategy": "badge", "memory": 10**6}
+    assert len(coresift.select(normal(1000, 5), probs=probs, **options)) == 3
+    with pytest.raises(coresift.InputError, match=r"needs 7.7 MB for 1,000 points"):
+        coresift.select(normal(1000, 310), probs=probs, **options)
+
+
+@pytest.mark.parametrize("strategy", ["k-center", "lcmd", "k-medoids"])
+def test_features_go_to_a_file(strategy, monkeypatch, capsys):
+    pool, labelled = normal(5000, 8), normal(10, 8, seed=1)
+    options = {"budget": 4, "strategy": strategy, "labelled": labelled}
+    expected = coresift.select(pool, **options).index.tolist()
+    monkeypatch.setattr("coresift.strategies.LIBRARIES", 0)
+    monkeypatch.setattr("coresift.spaces.storage.LIBRARIES", 10**9)
+    monkeypatch.setattr("coresift.strategies.check_memory", lambda memory, size: memory)
+    batch = coresift.select(pool, memory=2 * 10**8, **options)
+    assert "they go to a temporary file" in capsys.readouterr().err
+    assert batch.index.tolist() == expected or strategy == "k-medoids"  # which clusters a sample there
 
 
 @pytest.mark.parametrize(
@@ -370,3 +394,79 @@ def test_labelled_points_in_other_units_are_refused():
     space = VectorSpace(normal(3, 20), 1e30 * normal(3, 2))
     with pytest.raises(coresift.InputError, match=r"times as large as the pool's.* same units"):
         LCMD().select(space, 3)
+
+
+@pytest.mark.parametrize("offset", [0.5, 16.0, 1000.0, 30_000.0])
+@pytest.mark.parametrize("lies_on_disk", [False, True])
+def test_distances_in_a_narrow_cone(offset, lies_on_disk):
+    """All vectors nearly parallel, with labelled points inside the cone and outside it."""
+    values = offset + normal(40, 3000)
+    labelled = torch.cat([offset + normal(40, 3, seed=1), normal(40, 70, seed=2)], 1)
+    space = VectorSpace(on_disk(values) if lies_on_disk else values, labelled)
+    centres = VectorCentres(space, space.selectable, np.array([5]))
+    places = torch.cat([labelled.mT, values[:, 5:6].mT]).double()
+    for n in (7, 1003, 555, 12, 13, 14, 1999):
+        centres.add(n)
+        places = torch.cat([places, values[:, n : n + 1].mT.double()])
+        expected, owner = (values.mT.double()[:, None] - places).square().sum(2).min(1)
+        found = centres.nearest.at(torch.arange(3000))[0].double() * centres.unit**2
+        # What is computed from squared norms in float64 rounds by their last digits.
+        assert torch.allclose(found, expected, rtol=1e-6, atol=1e-10 * 2 * 40 * offset**2)
+        assert torch.equal(centres.owner.at(torch.arange(3000))[0].long(), owner)
+
+
+def test_few_points_are_looked_at_twice_in_a_narrow_cone(monkeypatch):
+    """A scan measures from the pool's mean: float64 is for points that change hands, and few others."""
+    space = VectorSpace(300 + normal(50, 4000))
+    centres = VectorCentres(space, space.selectable, np.empty(0, dtype=np.int64))
+    looked_at, exact = [], VectorCentres._exact
+
+    def count(self, vectors, *centre):
+        looked_at.append(vectors.shape[1])
+        return exact(self, vectors, *centre)
+
+    monkeypatch.setattr(VectorCentres, "_exact", count)
+    for n in range(20):
+        centres.add(n)
+    assert sum(looked_at) < 20 * 4000 / 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to see the resident set")
+@pytest.mark.parametrize(
+    "lines",
+    [
+        # 40 samples of 1000 classes: vectors of 40,000 numbers, before they are projected.
+        """
+        probs = torch.rand(40, 500, 1000)
+        coresift.select(probs=probs.div_(probs.sum(-1, keepdim=True)), budget=3, memory="800MB")
+        """,
+        # Ten numbers for each point, in memory: all of them come closer to the first centre.
+        """
+        coresift.select(np.load("pool.npy", mmap_mode="r"), budget=3, strategy="lcmd", memory="600MB")
+        """,
+    ],
+    ids=["many classes", "many points"],
+)
+def test_the_limit_is_kept_while_vectors_are_computed_with(lines, tmp_path):
+    np.save(tmp_path / "pool.npy", np.random.default_rng(0).normal(size=(1_500_000, 10)).astype(np.float32))
+    program = (
+        "import numpy as np, torch, coresift\n"
+        + textwrap.dedent(lines)
+        + 'peak = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]\n'
+        + "print(int(peak[0]) * 1024)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert int(found.stdout) < (800e6 if "800MB" in lines else 600e6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_vectors_stay_as_they_are(dtype):
+    values = normal(3, 50, dtype=dtype)
+    before = values.clone()
+    space = VectorSpace(values)
+    assert torch.equal(space.norms, before.double().square().sum(0).sqrt())
+    for selector in ALL_SELECTORS:
+        selector.select(space, 5)
+    assert torch.equal(values, before)

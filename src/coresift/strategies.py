@@ -23,10 +23,11 @@ from coresift.checks import (
     check_whole,
 )
 from coresift.errors import shown
-from coresift.models.base import Posterior
+from coresift.models.base import LastLayerPosterior, Posterior
 from coresift.models.estimator import NetworkEstimator
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.models.network import at_the_last_layer
+from coresift.models.probit import ProbitPosterior
 from coresift.models.samples import ClassSamples, GaussianSamples
 from coresift.pool import Pool, PoolLike, as_array, as_float, as_pool
 from coresift.scores.bald import bald
@@ -41,12 +42,12 @@ from coresift.selectors.kmedoids import KMedoids
 from coresift.selectors.log_det import GreedyLogDet
 from coresift.selectors.ranking import GumbelTopB, TopB, UniformRandom
 from coresift.spaces.base import Space
-from coresift.spaces.features import feature_space
+from coresift.spaces.features import feature_space, model_features
 from coresift.spaces.fisher import fisher_space
-from coresift.spaces.gradient import badge_space
+from coresift.spaces.gradient import badge_space, class_probabilities
 from coresift.spaces.likelihood import default_num_samples, likelihood_space
 from coresift.spaces.predictive import Lengths, predictive_space
-from coresift.spaces.storage import as_bytes
+from coresift.spaces.storage import LIBRARIES, as_bytes
 from coresift.spaces.vectors import VectorSpace
 from coresift.threads import enough_threads
 from coresift.types import Batch, InputError, make_generator
@@ -56,8 +57,14 @@ DEFAULT = "predictive-lcmd"
 _DIMENSIONS = 512
 # Predictions by so many times more samples than points may have their axes swapped.
 _SWAPPED = 10
-# What spaces that are kept in memory whole take for each point, at least.
-_BYTES_IN_MEMORY = 80
+# Bytes that each point takes, as measured: in spaces of inner products, whose vectors are not stored; and
+# beside stored vectors or a score, in selectors that keep more than `LCMD` does. In k-medoids, also in copies
+# of each number of its vector.
+_BYTES_OF_PRODUCTS = 170
+_BYTES_BESIDE: dict[type, int] = {GIGA: 70, GreedyLogDet: 70, TopB: 80, GumbelTopB: 100, UniformRandom: 80}
+_BYTES_OF_MEDOIDS, _COPIES_OF_MEDOIDS = 100, 12
+# Posteriors whose spaces have closed forms.
+_LINEAR = (LinearPosterior, NormalInverseGammaPosterior)
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,8 @@ class Strategy:
         self, problem: Problem, budget: int, pending: Iterable[int] = (), exclude: Iterable[int] = ()
     ) -> Batch:
         """Build, then choose."""
+        if problem.memory is not None:
+            problem = replace(problem, memory=_memory_left(self.selector, problem, problem.memory))
         space = self.build(problem)
         of_predictions = isinstance(problem.posterior_or_none, ClassSamples | GaussianSamples)
         if isinstance(space, Score) and of_predictions and problem.features is not None:
@@ -126,19 +135,43 @@ class Strategy:
         return self.selector.select(space, budget, pending=pending, exclude=exclude, seed=problem.generator)
 
 
-def _check_room(problem: Problem, instead: str) -> None:
-    """Raise where a space that is kept in memory whole would not fit."""
-    needed = _BYTES_IN_MEMORY * len(problem.pool)
-    if problem.memory is not None and needed > problem.memory // 2:
+def _check_room(problem: Problem, bytes_a_point: int, instead: str) -> None:
+    """Raise where what is kept in memory for each point does not fit there beside the libraries."""
+    needed = LIBRARIES + bytes_a_point * len(problem.pool)
+    if problem.memory is not None and needed > problem.memory:
         raise InputError(
-            f"this needs {as_bytes(needed)} and more for {len(problem.pool):,} points, too much for "
-            f"{as_bytes(problem.memory)}; {instead}"
+            f"this strategy needs {as_bytes(needed)} for {len(problem.pool):,} points, with the libraries, "
+            f"and has {as_bytes(problem.memory)}; {instead}"
         )
 
 
+def _memory_left(selector: Selector[Any], problem: Problem, memory: int) -> int:
+    """Bytes that are left for the libraries and a space, given what the selector keeps beside it."""
+    if not isinstance(selector, KMedoids):
+        beside = _BYTES_BESIDE.get(type(selector), 0)
+        _check_room(problem, beside, "raise the limit")
+        return memory - beside * len(problem.pool)
+    matrix = 12 * min(len(problem.pool), selector.max_points) ** 2  # of distances, in float64 and float32
+    if LIBRARIES + matrix > memory:
+        raise InputError(
+            f"k-medoids needs {as_bytes(LIBRARIES + matrix)}, with the libraries, and has "
+            f"{as_bytes(memory)}; raise the limit"
+        )
+    # Where there is no room for copies of all vectors, they go to a file, and a sample of them is clustered.
+    beside = _BYTES_OF_MEDOIDS + _COPIES_OF_MEDOIDS * _first_features(problem).nbytes
+    return max(memory - matrix - beside * len(problem.pool), LIBRARIES)
+
+
+def _first_features(problem: Problem) -> Tensor:
+    """(1, D) the features of the first point."""
+    if problem.features is not None:
+        return model_features(None, problem.features.take([0]))
+    return model_features(problem.posterior_or_none, problem.pool.take([0]))
+
+
 def _likelihood(problem: Problem, centred: bool = False) -> Space:
-    if problem.exact and isinstance(problem.posterior, LinearPosterior | NormalInverseGammaPosterior):
-        _check_room(problem, "pass exact=False for sampled vectors, which go to a file")
+    if problem.exact and isinstance(problem.posterior, _LINEAR):
+        _check_room(problem, _BYTES_OF_PRODUCTS, "pass exact=False for sampled vectors, which go to a file")
     return likelihood_space(
         problem.posterior,
         problem.pool,
@@ -156,7 +189,16 @@ def _centred(problem: Problem) -> Space:
 
 
 def _fisher(problem: Problem) -> Space:
-    _check_room(problem, "try 'acs-fw' or 'predictive-lcmd'")
+    if problem.memory is not None:
+        row, posterior, width = problem.pool.take([0]), problem.posterior, 0
+        if isinstance(posterior, ProbitPosterior):  # rows and directions
+            width = 2 * row.numel()
+        elif isinstance(posterior, LastLayerPosterior) and not isinstance(posterior, _LINEAR):
+            seen = posterior.features(row)
+            outputs = posterior.outputs(seen, posterior.sample(2, torch.Generator()))
+            # Gradients for each sample, and features; both are then joined.
+            width = 3 * (problem.num_samples * outputs[0].numel() + seen.numel())
+        _check_room(problem, _BYTES_OF_PRODUCTS + 8 * width, "try 'acs-fw' or 'predictive-lcmd'")
     return fisher_space(
         problem.posterior,
         problem.pool,
@@ -201,16 +243,19 @@ def _check_labelled_features(problem: Problem) -> None:
 
 
 def _features(problem: Problem) -> Space:
-    _check_room(problem, "try 'predictive-lcmd'")
     _check_labelled_features(problem)
     if problem.features is not None:
-        return feature_space(None, problem.features, problem.labelled_features)
-    return feature_space(problem.posterior_or_none, problem.pool, problem.labelled)
+        return feature_space(None, problem.features, problem.labelled_features, problem.memory)
+    return feature_space(problem.posterior_or_none, problem.pool, problem.labelled, problem.memory)
 
 
 def _badge(problem: Problem) -> Space:
-    _check_room(problem, "try 'predictive-lcmd'")
     _check_labelled_features(problem)
+    if problem.memory is not None:
+        # Probabilities, predicted labels and features come in float64, and are then joined.
+        classes = class_probabilities(problem.posterior, problem.pool.take([0])).numel()
+        width = 8 * (4 * classes + 3 * _first_features(problem).numel())
+        _check_room(problem, _BYTES_OF_PRODUCTS + width, "try 'predictive-lcmd'")
     if problem.labelled is None and problem.labelled_features is not None:
         raise InputError(
             "labelled_features= goes with labelled= here: gradients need what the model predicts"

@@ -6,6 +6,7 @@ point. Where the predictions must be computed chunk by chunk, hand in a function
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,6 +28,8 @@ _MOST_FLOORED = 1e-5
 # Numbers that a predictive holds at a time, over all samples, a block of rows and what is said of each: a
 # quarter of a gigabyte with what is computed on the way. A pool's own blocks of ten classes stay whole.
 _AT_A_TIME = 2**23
+# Numbers that a block of points holds while it is mapped, as a rule.
+_WORKING_SET = 2**20
 # Rows that a function is shown to see how much it says of one: single rows are where mistakes of shape hide.
 _A_FEW = 16
 
@@ -198,6 +201,17 @@ def numbers_a_row(each: Distribution) -> int:
     """How many numbers J samples of batch shape (J, n) say of one row."""
     width = each.probs.shape[-1] if isinstance(each, Categorical) else each.event_shape.numel()
     return int(each.batch_shape[0] * width)
+
+
+def rows_at_a_time(each: Distribution, most: int) -> int:
+    """How many rows to map at a time, at most, given what J samples say of a few: a power of two.
+
+    A part of a pool that begins at a multiple of 8192 is then cut at the same rows as the whole.
+    """
+    numbers = numbers_a_row(each)
+    # A block of 64 rows is quicker than single ones, as long as it is not too large.
+    size = max(_WORKING_SET // numbers, min(64, _AT_A_TIME // numbers), 1)
+    return int(2 ** int(math.log2(min(size, most))))
 
 
 def by_blocks(predictive: Callable[[Tensor], Predictive], x: Tensor, numbers: int) -> Predictive:

@@ -412,5 +412,7 @@ def _distances(space: Space, index: Tensor) -> np.ndarray[tuple[int, int], np.dt
     """(k, k) distances between points, from their inner products."""
     # Stored vectors are asked for from the CPU, and need not have norms at hand.
     gram = space.gram(index if isinstance(space, ColumnSpace) else index.to(space.norms.device))
-    squares = gram.diagonal()
-    return (squares[:, None] + squares - 2 * gram).clamp(min=0).sqrt().float().cpu().numpy()
+    squares = gram.diagonal().clone()
+    # In place: there are millions of pairs.
+    distance = gram.mul_(-2).add_(squares).add_(squares[:, None])
+    return distance.clamp_(min=0).sqrt_().float().cpu().numpy()

@@ -26,8 +26,12 @@ _POINTS_A_CENTRE = 8
 _FEW = 64
 # Points farthest from a centre that are kept in mind.
 _LEADING = 256
-# Numbers that are held in float64 at a time.
-_WORKING_SET = 2**23
+# Numbers that are held in float64 at a time: on a CPU they stay in a cache.
+_WORKING_SET, _WORKING_SET_ON_GPU = 2**19, 2**23
+# With more than one point in so many to look at, it is quicker to look at all of them than to gather those.
+_MANY = 4
+# The length of the pool's sum, relative to the sum of the lengths, above which vectors lie in a narrow cone.
+_NARROW = 0.9
 # The least squared distance, in units: smaller ones lose digits in float32, and a scan would not even see
 # that a point is close to itself.
 _LEAST = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
@@ -195,45 +199,78 @@ class VectorCentres(Centres):
     the distance is computed in float64, and kept in float32. By the triangle inequality a point whose
     distance to its centre is at most half the way from there to the new one cannot be among them, and in
     many dimensions the scan leaves it out.
+
+    Distances of vectors that are all nearly parallel are small differences of large numbers, and the scan's
+    rounding would hide them. There, distances are measured from the mean m of the pool: with a centre c,
+
+        |x - c|^2 = |x - m|^2 + |c - m|^2 + 2 <m, c - m> - 2 <x, c - m>
+
+    where only <x, c - m> is rounded to the vectors' precision, and c - m is short.
     """
 
     space: VectorSpace
 
     def __init__(self, space: VectorSpace, allowed: Tensor, pending: Index) -> None:
         self.unit = space.unit
-        self._working_set = _WORKING_SET if isinstance(space.columns, InMemory) else _WORKING_SET // 16
+        on_gpu = space.device.type == "cuda"
+        self._working_set = max(_WORKING_SET_ON_GPU if on_gpu else _WORKING_SET, space.columns.shape[0])
+        self._fine = torch.empty(self._working_set, dtype=torch.float64, device=space.device)
         self._places: list[Tensor] = []  # (J, k) the centres
         self._out = torch.empty(space.columns.block, dtype=space.columns.dtype, device=space.device)
         self.looked_at = self.passed_over = 0  # distances that were computed, and that need not be
         super().__init__(space, allowed, pending)
 
     def _room(self) -> tuple[Columns, Columns]:
-        nearest = new_like(self.space.columns, 1, torch.float32)
-        owner = new_like(self.space.columns, 1, torch.int32)
+        columns = self.space.columns
+        nearest = new_like(columns, 1, torch.float32)
+        owner = new_like(columns, 1, torch.int32)
         # What a point's squared norm, less rounding, has over its distance: all that a scan needs of the two.
-        self._margin = new_like(self.space.columns, 1, self.space.columns.dtype)
+        self._margin = new_like(columns, 1, columns.dtype)
         for part in nearest.parts():
             nearest.part(part).fill_(torch.inf)
             owner.part(part).zero_()
             self._margin.part(part).fill_(-torch.inf)
+        # In a narrow cone: the mean, the width of the cone, and |x - m|^2 less rounding.
+        self._mean = torch.zeros_like(self.space.total())
+        self._width = 1.0
+        self._from_mean: Columns | None = None
+        together = self.space.total().norm() / max(self.space.norm_total(), torch.finfo(torch.float64).tiny)
+        if together > _NARROW:
+            self._mean = self.space.total() / len(columns)
+            self._width = math.sqrt(max(1 - float(together) ** 2, 1e-12))
+            self._from_mean = new_like(columns, 1, columns.dtype)
+            for part in columns.parts():
+                found, squares = self._from_mean.part(part)[0], self.space.sizes.part(part)[1]
+                for here, fine in self._tiles(columns.part(part)):
+                    exact = fine.sub_(self._mean.to(fine)[:, None]).square_().sum(0) / self.unit**2
+                    found[here] = ((1 - self._slack) * exact - self._slack * self._width * squares[here]).to(
+                        found
+                    )
         return nearest, owner
 
     def _keep(self, index: Tensor, distance: Tensor, centre: Tensor) -> None:
         super()._keep(index, distance, centre)
-        self._margin.put(index, self.space.sizes.at(index)[1:] * (1 - self._slack) - distance.float())
+        if self._from_mean is None:
+            squares = self.space.sizes.at(index)[1:] * (1 - self._slack)
+        else:
+            squares = self._from_mean.at(index)
+        self._margin.put(index, squares - distance.float())
 
     @property
     def _slack(self) -> float:
         """Rounding of a distance, relative to the squared norms."""
-        return 4 * self.space.resolution
+        # In a narrow cone a tight bound: one resolution is enough for the rounding of the product.
+        return (4 if self._from_mean is None else 1.5) * self.space.resolution
 
     def _closer(self, coordinates: Tensor, squares: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         space, unit = self.space, self.unit
         reach = self._reach(coordinates)
-        direction, length = space.direction(coordinates)
+        moved = coordinates - self._mean  # (k, J)
+        direction, length = space.direction(moved)
         scaled = (-2 * length / unit**2).to(direction)
-        least = (1 - self._slack) * (squares / unit**2).to(direction)
-        found: list[tuple[Tensor, Tensor]] = []
+        # 2 |x| |c - m| <= width |x|^2 + |c - m|^2 / width bounds the rounding.
+        lengths = (1 - self._slack / self._width) * moved.square().sum(1) + 2 * moved @ self._mean
+        least = (lengths / unit**2).to(direction)
         for part in space.columns.parts():
             vectors, margin = space.columns.part(part), self._margin.part(part)[0]
             near: Tensor | None = None
@@ -252,34 +289,62 @@ class VectorCentres(Centres):
                 gain = torch.addmv(margin, vectors.mT, by * direction[0], out=out)
                 index = where(gain, operator.lt, -float(least[0]))
             else:
-                gains = torch.addmm(least[:, None], scaled * direction, vectors)
-                index = where(gains.min(0).values.add_(margin), operator.lt, 0.0)
+                index = self._near_several(vectors, margin, scaled * direction, least)
             if len(index):
-                position = (index if near is None else near[index]) + part.start
-                found.append((position, take(vectors, index)))
-            if sum(taken.numel() for _, taken in found) > self._working_set:
-                yield from self._decided(found, coordinates, squares)
-                found = []
-        if found:
-            yield from self._decided(found, coordinates, squares)
+                before = self.nearest.part(part)[0]
+                before = before if near is None else before[near]
+                index, distance, centre = self._decided(vectors, index, before, coordinates, squares)
+                yield (index if near is None else near[index]) + part.start, distance, centre
         self._places.append(coordinates.mT)
 
+    def _near_several(self, vectors: Tensor, margin: Tensor, directions: Tensor, least: Tensor) -> Tensor:
+        """(c,) the vectors that may be closer to one of k new centres, a few at a time."""
+        size, found = max(self._working_set // len(directions), 1), []
+        for start in range(0, len(margin), size):
+            tile = slice(start, start + size)
+            gains = torch.addmm(least[:, None], directions, vectors[:, tile])
+            found.append(where(gains.min(0).values.add_(margin[tile]), operator.lt, 0.0) + start)
+        return torch.cat(found)
+
     def _decided(
-        self, found: list[tuple[Tensor, Tensor]], coordinates: Tensor, squares: Tensor
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Those of some points that are closer in truth, by distances in float64."""
-        positions, columns = torch.cat([one for one, _ in found]), torch.cat([one for _, one in found], 1)
-        size = max(self._working_set // max(len(columns), len(coordinates)), 1024)
-        for index, vectors in zip(torch.split(positions, size), torch.split(columns, size, 1), strict=True):
-            closest, centre = self._exact(vectors, coordinates, squares).min(0)
-            closer = closest.float() < self.nearest.at(index)[0]
-            yield index[closer], closest[closer], centre[closer]
+        self, vectors: Tensor, index: Tensor, before: Tensor, coordinates: Tensor, squares: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of some vectors that are closer in truth, by distances in float64.
+
+        Parameters
+        ----------
+        vectors : (J, n)
+        index : (c,) those that may be closer.
+        before : (n,) the distances so far.
+        """
+        found = []
+        some = None if _MANY * len(index) > len(before) else index
+        for here, fine in self._tiles(vectors, some, len(coordinates)):
+            distance, centre = self._exact(fine, coordinates, squares).min(0)
+            closer = (distance.float() < before[here]).nonzero()[:, 0]
+            found.append((here[closer], distance[closer], centre[closer]))
+        index, distance, centre = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return index, distance, centre
+
+    def _tiles(
+        self, vectors: Tensor, index: Tensor | None = None, num: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Vectors (J, n), or those of an index, in float64: some at a time, with their positions, to be
+        used before the next. There is room for products with ``num`` others.
+        """
+        size = max(self._working_set // max(len(vectors), num), 1)
+        everything = torch.arange(vectors.shape[1], device=vectors.device)
+        for here in torch.split(everything if index is None else index, size):
+            start = int(here[0])
+            some = vectors[:, start : start + len(here)] if index is None else take(vectors, here)
+            # Always the same memory: new memory is slow to touch.
+            yield here, self._fine[: some.numel()].view(some.shape).copy_(some)
 
     def _exact(self, vectors: Tensor, coordinates: Tensor, squares: Tensor) -> Tensor:
-        """(k, c) squared distances in float64, of vectors (J, c) and centres (k, J)."""
-        fine = vectors.double()
-        scale = fine.square().sum(0) + squares.to(fine)[:, None]
-        distance = scale - 2 * (coordinates.to(fine) @ fine)
+        """(k, c) squared distances of vectors (J, c) and centres (k, J), both float64; vectors are lost."""
+        products = coordinates.to(vectors) @ vectors
+        scale = vectors.square_().sum(0) + squares.to(vectors)[:, None]
+        distance = scale - 2 * products
         least = (SAME * scale).clamp_min(_LEAST * self.unit**2)
         return torch.where(distance > least, distance / self.unit**2, 0.0)
 

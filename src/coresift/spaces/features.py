@@ -53,7 +53,7 @@ def feature_space(
     exponent = excess_exponent(largest_entry(columns.part(part) for part in columns.parts()))
     mean = torch.zeros(columns.shape[0], 1, dtype=torch.float64, device=columns.device)
     for part in columns.parts():
-        mean += divide(columns.part(part), exponent).double().sum(1, keepdim=True)
+        mean += divide(columns.part(part), exponent).sum(1, keepdim=True, dtype=torch.float64)
     mean = (mean / len(columns)).to(columns.dtype)
     for part in columns.parts():
         columns.part(part).sub_(mean)

@@ -21,7 +21,7 @@ from torch.nn.functional import logsigmoid
 from coresift.checks import check_classes, check_finite, check_several, check_whole
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
-from coresift.models.samples import numbers_a_row
+from coresift.models.samples import rows_at_a_time
 from coresift.pool import BLOCK, Part, Pool, as_pool
 from coresift.spaces.base import Space
 from coresift.spaces.linear import linear_likelihood_space
@@ -30,8 +30,6 @@ from coresift.spaces.vectors import VectorSpace
 from coresift.special import student_t_entropy
 from coresift.types import Chunk
 
-# Numbers held at a time while a block of points is mapped.
-_WORKING_SET = 2**20
 # Outcomes drawn for a pair of distributions whose divergence has no formula.
 _NUM_OUTCOMES = 256
 
@@ -112,8 +110,7 @@ def sampled_likelihood_space(
         check_several(first)
         if isinstance(first, Categorical):
             check_classes(first.probs.shape[-1])
-        # A power of two: a part of a pool that begins at a multiple of 8192 is then cut at the same points.
-        size = 2 ** int(math.log2(min(max(_WORKING_SET // numbers_a_row(first), 64), BLOCK)))
+        size = rows_at_a_time(first, BLOCK)
 
         def vectors(block: Chunk) -> Tensor:
             predictive, conditional = posterior.predictive(block.x), posterior.conditional(block.x, theta)

@@ -19,6 +19,9 @@ from coresift.pool import BLOCK, ArrayPool, Pool, blocks, read
 from coresift.spaces.base import ANCHORS, KernelSpace
 from coresift.spaces.scaling import divide, excess_exponent, largest_entry
 
+# Inner products of labelled points with the pool that are held at a time.
+_PRODUCTS = 2**21
+
 
 @dataclass(frozen=True)
 class OuterKernel:
@@ -110,7 +113,8 @@ class OuterSpace(KernelSpace):
 
     def anchors(self) -> Iterator[tuple[Tensor, Tensor]]:
         if self.labelled is not None:
-            for x in torch.split(self.labelled, ANCHORS):
+            # A column of each at a time: with a large pool, of fewer.
+            for x in torch.split(self.labelled, max(min(ANCHORS, _PRODUCTS // len(self)), 1)):
                 yield self._columns(x), self.kernel.squares(x)
 
 

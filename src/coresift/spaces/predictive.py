@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cache
 from typing import Literal, TypeAlias, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution
 
-from coresift.checks import check_classes, check_several, check_whole
+from coresift.checks import check_classes, check_finite, check_several, check_whole
 from coresift.models.base import Posterior
 from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
-from coresift.models.samples import mean_over
+from coresift.models.samples import mean_over, rows_at_a_time
 from coresift.pool import Pool, as_pool
 from coresift.spaces.storage import Columns, map_pool
 from coresift.spaces.vectors import VectorSpace
 from coresift.types import InputError
+
+# Numbers for each point that are projected at a time.
+_WIDTH = 8192
 
 Lengths: TypeAlias = Literal["information", "wavering"]
 
@@ -54,9 +59,23 @@ def predictive_space(
     seed = int(torch.randint(2**62, (), generator=generator))
 
     @cache
-    def signs(width: int, num: int) -> Tensor:
-        draws = torch.randint(2, (width, num), generator=torch.Generator().manual_seed(seed))
-        return (2.0 * draws - 1).div_(math.sqrt(num))
+    def draws(width: int, num: int) -> Tensor:
+        """(width, num) of zero or one, eight to a byte: of many classes there are many."""
+        draw = torch.Generator().manual_seed(seed)
+        bits = [
+            np.packbits(torch.randint(2, (size, num), generator=draw, dtype=torch.uint8).numpy(), axis=1)
+            for size in _sizes(width)
+        ]
+        return torch.from_numpy(np.concatenate(bits))
+
+    def project(rows: Tensor, num: int) -> Tensor:
+        """(n, num) from rows (n, width), by random signs."""
+        bits, found = draws(rows.shape[1], num), rows.new_zeros(len(rows), num, dtype=torch.float32)
+        sizes = list(_sizes(rows.shape[1]))
+        for part, packed in zip(torch.split(rows, sizes, 1), torch.split(bits, sizes), strict=True):
+            signs = torch.from_numpy(np.unpackbits(packed.numpy(), axis=1, count=num)).to(rows.device).float()
+            found.addmm_(part.float(), signs.mul_(2).sub_(1).div_(math.sqrt(num)))
+        return found
 
     def deviations(x: Tensor) -> Tensor:
         """(n, J) or (n, d) rows of the factor."""
@@ -75,15 +94,25 @@ def predictive_space(
         rows = values.transpose(0, 1).flatten(1) / math.sqrt(len(values))
         if num_dimensions is None or rows.shape[1] <= num_dimensions:
             return rows
-        return rows.float() @ signs(rows.shape[1], num_dimensions).to(rows.device)
+        return project(rows, num_dimensions)
 
     def map_rows(source: Pool, memory: int | None = None) -> Columns:
         with torch.no_grad():
-            return map_pool(source, 1024, lambda block: deviations(block.x).mT, memory)
+            size = 1024
+            if not isinstance(posterior, LinearPosterior | NormalInverseGammaPosterior):
+                row = next(source.chunks()).x[:1]
+                check_finite(row)
+                size = rows_at_a_time(posterior.conditional(row, theta), 1024)
+            return map_pool(source, size, lambda block: deviations(block.x).mT, memory)
 
     space = VectorSpace(map_rows(pool, memory), None if labelled is None else map_rows(as_pool(labelled)))
     space.additive = False
     return space
+
+
+def _sizes(width: int) -> Iterator[int]:
+    """Numbers of a row, cut into parts."""
+    return (min(_WIDTH, width - start) for start in range(0, width, _WIDTH))
 
 
 def wavering(probs: Tensor) -> Tensor:

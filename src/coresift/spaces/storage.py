@@ -22,8 +22,10 @@ from coresift.types import Chunk, InputError
 
 # Columns of a block in memory: what is computed from one stays in a cache, and the interpreter's share small.
 BLOCK = 262144
-# Bytes that the libraries take, and that each point takes beside its vector: norms, masks and distances.
-_BESIDE, LIBRARIES = 30, 400_000_000
+# Bytes that the libraries take; and each point beside its vector: numbers of the vectors' own type, for norms
+# and distances, and bytes of other types.
+LIBRARIES = 400_000_000
+_NUMBERS_BESIDE, _BESIDE = 4, 14
 # On a GPU a block is there to bound temporaries only.
 _BLOCK_ON_GPU = 2**22
 
@@ -178,26 +180,27 @@ def map_pool(
         values = vectors(chunk)
         kind, device = dtype or values.dtype, values.device
         if columns is None:
-            needed = (len(values) * kind.itemsize + _BESIDE) * len(pool) + LIBRARIES
+            width = (len(values) + _NUMBERS_BESIDE) * kind.itemsize
+            needed = (width + _BESIDE) * len(pool) + LIBRARIES
             if memory is None or needed <= memory or device.type != "cpu":
                 columns = InMemory.empty(len(values), len(pool), kind, device)
             else:
                 columns = OnDisk(
                     len(values), len(pool), kind, _block_on_disk(len(values) * kind.itemsize, memory)
                 )
-                _announce(columns, memory)
+                _announce(columns)
         columns.write(chunk.start, values)
     assert columns is not None, "a pool holds at least one row"
     return columns
 
 
-def _announce(columns: OnDisk, memory: int) -> None:
+def _announce(columns: OnDisk) -> None:
     """Say what will be needed, before the long work starts."""
     rows, size = columns.shape
     beside = 16 * size  # norms, and the two numbers a point that distances need
     needed = rows * size * columns.dtype.itemsize
     Console(stderr=True).print(
-        f"{size:,} vectors of {rows} numbers do not fit into {as_bytes(memory)}: they go to a temporary file "
+        f"{size:,} vectors of {rows} numbers do not fit into the memory limit: they go to a temporary file "
         f"of {as_bytes(needed)}, with up to {as_bytes(beside)} beside it. A step reads them all, in about "
         f"{(needed + beside) / _read_rate():.1f} s while the operating system keeps the file in memory, and "
         "at the speed of the disk where it does not.",

@@ -25,6 +25,8 @@ from coresift.types import Index, InputError
 _LEADERS = 512
 # Points so close to the winner that rounding may have put them behind it, looked at together.
 _MOST_LEADERS = 4096
+# Numbers that are held in float64 at a time.
+_WORKING_SET, _WORKING_SET_ON_GPU = 2**20, 2**25
 # Labelled points may be so many times as large as the pool's: float32 can hold their squared distances.
 _FARTHEST = 2.0**60
 # Labelled points looked at together on a GPU, and their products with the pool, at most.
@@ -140,15 +142,18 @@ class VectorSpace(ColumnSpace):
     def _measure(self, largest: float = 0.0) -> None:
         """Find the sizes of all vectors, their sum, and the largest norm."""
         total = torch.zeros(self.columns.shape[0], dtype=torch.float64, device=self.device)
+        width = max((_WORKING_SET_ON_GPU if total.is_cuda else _WORKING_SET) // len(total), 1)
         self.largest, self._norm_total = largest, 0.0
         for part in self.columns.parts():
-            block = self.columns.part(part).double()
-            check_finite(block.mT, part.start, "space")
-            total += block.sum(1)
-            norms = block.square().sum(0).sqrt()
-            self._norm_total += float(norms.sum())
-            self.sizes.part(part)[1] = norms.clamp(max=torch.finfo(self.sizes.dtype).max)
-            self.largest = max(self.largest, float(norms.max()))
+            vectors, sizes = self.columns.part(part), self.sizes.part(part)
+            for start in range(0, vectors.shape[1], width):
+                block = vectors[:, start : start + width].double()
+                check_finite(block.mT, part.start + start, "space")
+                total += block.sum(1)
+                norms = block.square().sum(0).sqrt()
+                self._norm_total += float(norms.sum())
+                sizes[1, start : start + width] = norms.clamp(max=torch.finfo(sizes.dtype).max)
+                self.largest = max(self.largest, float(norms.max()))
         # A power of two: what is rounded to float32 is then the same in any unit, as in parts of the pool.
         self.unit = 1.0
         if 0 < self.largest < math.inf:
@@ -180,7 +185,8 @@ class VectorSpace(ColumnSpace):
     @staticmethod
     def _exact_norms(columns: Tensor) -> Tensor:
         """(n,) of columns (J, n), in blocks: in float64 they may be too many."""
-        return torch.cat([part.double().square().sum(0).sqrt() for part in torch.split(columns, 65536, 1)])
+        size = max(_WORKING_SET // len(columns), 1)
+        return torch.cat([part.double().square().sum(0).sqrt() for part in torch.split(columns, size, 1)])
 
     @property
     def selectable(self) -> Tensor:
