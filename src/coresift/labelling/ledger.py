@@ -195,7 +195,7 @@ class Ledger:
         try:
             if version != VERSION:
                 raise InputError(f"{path} is a ledger of version {version}, this program reads {VERSION}")
-            if problem := self._problem("quick_check"):
+            if problem := self._problem("quick_check") or self._problem("foreign_key_check"):
                 raise damaged(path, problem)
         except BaseException:
             self.close()
