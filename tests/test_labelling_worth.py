@@ -54,7 +54,7 @@ def test_forecasts_where_most_of_the_pool_is_redundant(helpful: Worth) -> None:
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_the_curve_of_noise_is_flat(task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worth_module, "_SURELY_FLAT", 0.3)  # more certainty would take a thousand labels
+    monkeypatch.setattr(worth_module, "_SURELY_FLAT", 0.3)  # 320 labels do not reach the real one
     rounds, by_chance, generator = project(160, 160)
     x, y = generator.normal(size=(320, 1)), generator.normal(size=320)
     y = y > 0 if task == "classification" else y
