@@ -814,7 +814,7 @@ def test_only_first_labels_count_as_drawn_at_random(tmp_path):
     later = tmp_path / "later.csv"
     later.write_text("id,kind\n" + "".join(f"item-{row},{truth[f'item-{row}']}\n" for row in range(60)))
     run("ingest", tmp_path / "project", later)
-    assert "Only 0 labels were drawn at random" in run("select", tmp_path / "project", "--batch-size", 5)
+    assert "No label was drawn at random" in run("select", tmp_path / "project", "--batch-size", 5)
 
 
 def test_without_labels_the_batch_is_spread(tmp_path):
