@@ -149,7 +149,8 @@ def _memory_left(selector: Selector[Any], problem: Problem, memory: int) -> int:
     """Bytes that are left for the libraries and a space, given what the selector keeps beside it."""
     if not isinstance(selector, KMedoids):
         beside = _BYTES_BESIDE.get(type(selector), 0)
-        _check_room(problem, beside, "raise the limit")
+        if beside:
+            _check_room(problem, beside, "raise the limit")
         return memory - beside * len(problem.pool)
     matrix = 12 * min(len(problem.pool), selector.max_points) ** 2  # of distances, in float64 and float32
     if LIBRARIES + matrix > memory:

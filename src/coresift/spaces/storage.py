@@ -22,9 +22,9 @@ from coresift.types import Chunk, InputError
 
 # Columns of a block in memory: what is computed from one stays in a cache, and the interpreter's share small.
 BLOCK = 262144
-# Bytes that the libraries take; and each point beside its vector: numbers of the vectors' own type, for norms
-# and distances, and bytes of other types.
-LIBRARIES = 400_000_000
+# Bytes that the libraries take, with blocks that are worked on; and each point beside its vector: numbers of
+# the vectors' own type, for norms and distances, and bytes of other types.
+LIBRARIES = 480_000_000
 _NUMBERS_BESIDE, _BESIDE = 4, 14
 # On a GPU a block is there to bound temporaries only.
 _BLOCK_ON_GPU = 2**22
