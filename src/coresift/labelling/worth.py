@@ -442,10 +442,11 @@ def _against_chance(
 def _verdict(tester: _Tester, mixed: _Tested, by_chance: _Tested, task: Task, unit: str) -> str:
     """Whether labels like the chosen ones beat random ones, by the losses of the same rows."""
     # Absolute errors of numbers: the squares of a few rows would drown all others.
-    gaps = tester.error(mixed.rows()) - tester.error(by_chance.rows())
-    # The sets that were drawn are a matter of chance too: means differ from repeat to repeat.
-    means = (tester.error(mixed.losses) - tester.error(by_chance.losses)).mean(1)
-    variance = gaps.var() * (1 + _TRAINING) / len(gaps) + means.var(ddof=1) / len(means)
+    gaps = tester.error(mixed.losses) - tester.error(by_chance.losses)  # (R, t)
+    repeats, num = gaps.shape
+    # All repeats draw from the same labels: the noise of a mean is that of one repeat, not of their average,
+    # and means differ from repeat to repeat beyond it.
+    variance = gaps.var(1).mean() * (1 + _TRAINING) / num + gaps.mean(1).var(ddof=1) / repeats
     half = _NORMAL * np.sqrt(variance)
     ours, theirs = (_number(tester.point(one).error, task, unit) for one in (mixed, by_chance))
     seen = f"{mixed.labels} labels drawn from all so far give {ours}, as many random ones {theirs}"
