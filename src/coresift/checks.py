@@ -14,6 +14,9 @@ from torch.distributions import Bernoulli, Categorical, Distribution
 from coresift.errors import InputError, shown
 from coresift.types import Index
 
+# Bytes that the libraries take, with the blocks that are worked on.
+LIBRARIES = 480_000_000
+
 
 def check_finite(x: Tensor, start: int = 0, what: str = "pool") -> None:
     """Raise at the first NaN or infinity of ``x`` (n, ...), naming its row and column.
@@ -177,8 +180,7 @@ def check_memory(memory: int | str | None, size: int) -> int | None:
         limit = 0
     if limit <= 0:
         raise InputError(f"memory is {shown(memory)}, expected such as '2GB', '500MB' or a number of bytes")
-    # The libraries alone, and a few bytes for each point.
-    least = 400_000_000 + 4 * size
+    least = LIBRARIES + 4 * size  # a few bytes for each point
     if limit < least:
         raise InputError(
             f"memory is {memory!r}, but for a pool of {size:,} points it takes {least / 1e9:.1f} GB"

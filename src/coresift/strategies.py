@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from coresift.checks import (
+    LIBRARIES,
     check_budget,
     check_finite,
     check_memory,
@@ -47,7 +48,7 @@ from coresift.spaces.fisher import fisher_space
 from coresift.spaces.gradient import badge_space, class_probabilities
 from coresift.spaces.likelihood import default_num_samples, likelihood_space
 from coresift.spaces.predictive import Lengths, predictive_space
-from coresift.spaces.storage import LIBRARIES, as_bytes
+from coresift.spaces.storage import as_bytes
 from coresift.spaces.vectors import VectorSpace
 from coresift.threads import enough_threads
 from coresift.types import Batch, InputError, make_generator
@@ -61,7 +62,7 @@ _SWAPPED = 10
 # beside stored vectors or a score, in selectors that keep more than `LCMD` does. In k-medoids, also in copies
 # of each number of its vector.
 _BYTES_OF_PRODUCTS = 170
-_BYTES_BESIDE: dict[type, int] = {GIGA: 70, GreedyLogDet: 70, TopB: 80, GumbelTopB: 100, UniformRandom: 80}
+_BYTES_BESIDE: dict[type, int] = {GIGA: 70, GreedyLogDet: 70, TopB: 50, GumbelTopB: 65, UniformRandom: 40}
 _BYTES_OF_MEDOIDS, _COPIES_OF_MEDOIDS = 100, 12
 # Posteriors whose spaces have closed forms.
 _LINEAR = (LinearPosterior, NormalInverseGammaPosterior)

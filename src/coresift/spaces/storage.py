@@ -17,14 +17,14 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from coresift.checks import LIBRARIES
 from coresift.pool import Pool, read
 from coresift.types import Chunk, InputError
 
 # Columns of a block in memory: what is computed from one stays in a cache, and the interpreter's share small.
 BLOCK = 262144
-# Bytes that the libraries take, with blocks that are worked on; and each point beside its vector: numbers of
-# the vectors' own type, for norms and distances, and bytes of other types.
-LIBRARIES = 480_000_000
+# What each point takes next to its vector: numbers of the vectors' own type, for norms and distances, and
+# bytes of other types.
 _NUMBERS_BESIDE, _BESIDE = 4, 14
 # On a GPU a block is there to bound temporaries only.
 _BLOCK_ON_GPU = 2**22
