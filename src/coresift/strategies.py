@@ -62,7 +62,7 @@ _SWAPPED = 10
 # beside stored vectors or a score, in selectors that keep more than `LCMD` does. In k-medoids, also in copies
 # of each number of its vector.
 _BYTES_OF_PRODUCTS = 170
-_BYTES_BESIDE: dict[type, int] = {GIGA: 70, GreedyLogDet: 70, TopB: 50, GumbelTopB: 65, UniformRandom: 40}
+_BYTES_BESIDE: dict[type, int] = {GIGA: 70, GreedyLogDet: 70, TopB: 50, GumbelTopB: 75, UniformRandom: 40}
 _BYTES_OF_MEDOIDS, _COPIES_OF_MEDOIDS = 100, 12
 # Posteriors whose spaces have closed forms.
 _LINEAR = (LinearPosterior, NormalInverseGammaPosterior)
