@@ -530,6 +530,22 @@ def test_separators(tmp_path: Path, separator: str) -> None:
     assert other.numbers == ["a"] and other.categories == ["b", "note"]
 
 
+@pytest.mark.parametrize(
+    ("header", "columns"),
+    [
+        ('id,"Rate it; 1 bad; 5 good; 0 unknown",y', ["id", "Rate it; 1 bad; 5 good; 0 unknown", "y"]),
+        ('id;"a, b, c, d";y', ["id", "a, b, c, d", "y"]),
+        ('id,"size; 5"" or 6; or\n7; or 8",y', ["id", 'size; 5" or 6; or\n7; or 8', "y"]),
+        ('id,size 5",y', ["id", 'size 5"', "y"]),
+    ],
+)
+def test_no_separator_splits_a_quoted_name(tmp_path: Path, header: str, columns: list[str]) -> None:
+    separator = header[2]
+    rows = "".join(separator.join((name, "1", "2")) + "\n" for name in "ab")
+    pool = open_pool(Reading(write(tmp_path, "pool.csv", f"{header}\n{rows}"), target="y"))
+    assert ["id", *pool.numbers, "y"] == columns
+
+
 def test_numbers_with_commas_may_be_categories_if_listed(tmp_path: Path) -> None:
     path = write(tmp_path, "pool.csv", "id;codes\na;1,2\nb;3\n")
     with pytest.raises(InputError, match="where one like this is a category"):

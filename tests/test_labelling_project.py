@@ -4,8 +4,10 @@ import csv
 import json
 import os
 import shlex
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -1109,3 +1111,86 @@ def test_a_sound_ledger_is_saved_whole(project, tmp_path):
     folder, _ = project
     made = say("repair", folder, tmp_path / "saved")
     assert made["labels"] == 20 and made["rows"]["items"] == N and not any(made["lost"].values())
+
+
+def without_triggers(path):
+    """A connection that may change what a ledger only adds to, as damage does."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
+        connection.execute(f"DROP TRIGGER {name}")
+    return closing(connection)
+
+
+def labels_in(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return {row["id"]: row for row in csv.DictReader(file)}
+
+
+def test_a_repaired_project_begins_with_the_same_features_and_seed(tmp_path):
+    pool(tmp_path / "my pool.parquet", **{"c, d": np.arange(N) * 1.0, "e": np.ones(N)})
+    folder = tmp_path / "my project"
+    words = ["--pool", tmp_path / "my pool.parquet", "--target", "kind", "--features", "a,c, d", "--seed", 7]
+    run("init", folder, *words)
+    command = shlex.split(say("repair", folder, tmp_path / "saved it")["command"])[1:]
+    command[1] = str(tmp_path / "new")
+    run(*command)
+    with Project(folder) as old, Project(tmp_path / "new") as new:
+        assert new.settings.reading == old.settings.reading and new.settings.seed == 7
+        assert np.array_equal(new.features, old.features)
+    # The commands that errors print can be pasted too.
+    np.save(folder / "features.npy", np.ones(3))
+    assert f"coresift repair {shlex.quote(str(folder))} OUT" in run(
+        "select", folder, "--batch-size", 3, code=2
+    )
+    path = folder / "ledger.sqlite"
+    content = bytearray(path.read_bytes())
+    content[4096:4160] = bytes(range(64))
+    path.write_bytes(content)
+    assert f"coresift repair {shlex.quote(str(folder))} OUT" in run("status", folder, code=2)
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file whose reading fails")
+def test_repair_says_that_the_ledger_cannot_be_read(tmp_path):
+    (tmp_path / "ledger.sqlite").symlink_to("/proc/self/mem")
+    text = run("repair", tmp_path, tmp_path / "saved", code=2)
+    assert f"cannot read {tmp_path / 'ledger.sqlite'}" in text.replace("\n", "")
+
+
+@pytest.mark.parametrize("garbage", [2**60, 5000])  # beyond what the file could hold, and not
+def test_a_damaged_key_hides_no_later_rows(project, tmp_path, garbage):
+    folder, truth = project
+    (tmp_path / "more.csv").write_text("id,kind\n" + "".join(f"{one},{truth[one]}\n" for one in truth))
+    run("ingest", folder, tmp_path / "more.csv")
+    path = folder / "ledger.sqlite"
+    with without_triggers(path) as connection:
+        query = "SELECT position FROM events ORDER BY event DESC LIMIT 2"
+        (last,), (lost,) = connection.execute(query)
+        ((count,),) = connection.execute("SELECT MAX(event) FROM events")
+        connection.execute("UPDATE events SET event = ? WHERE event = ?", (garbage, count - 1))
+        connection.execute("UPDATE events SET event = ? WHERE event = ?", (2**60 + 1, count))
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    content = path.read_bytes()
+    # Give the last row its key back, as an integer of variable size that takes the same nine bytes.
+    written = b"\x88" + 7 * b"\x80" + b"\x01"
+    assert content.count(written) == 1 and count < 256
+    path.write_bytes(content.replace(written, 8 * b"\x80" + bytes([count])))
+    made = say("repair", folder, tmp_path / "saved")
+    found = labels_in(tmp_path / "saved" / "labels.csv")
+    missing = {f"item-{lost}"} if garbage == 2**60 else set()
+    assert f"item-{last}" in found and truth.keys() - found.keys() == missing
+    assert made["lost"]["events"] > 0
+
+
+@pytest.mark.parametrize("settings", [None, 3, '{"target": "kind", "reading": [1]}'])
+def test_repair_works_with_damaged_settings_and_times(project, tmp_path, settings):
+    folder, _ = project
+    with without_triggers(folder / "ledger.sqlite") as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_schema SET sql = replace(sql, 'value TEXT NOT NULL', 'value')")
+        connection.execute("PRAGMA writable_schema = RESET")
+        connection.execute("UPDATE facts SET value = ? WHERE key = 'settings'", (settings,))
+        connection.execute("UPDATE events SET at = '2030-01-\x07', said_at = NULL WHERE position = 3")
+    made = say("repair", folder, tmp_path / "saved")
+    assert made["labels"] == 20 and made["command"] is None
+    found = labels_in(tmp_path / "saved" / "labels.csv")
+    assert [name for name, row in found.items() if not row["at"]] == ["item-3"]

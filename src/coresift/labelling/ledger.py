@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -638,7 +639,7 @@ def damaged(path: Path, problem: str) -> InputError:
     """Give the error to raise for a damaged ledger."""
     return InputError(
         f"{path} is damaged ({problem}) and is not written to; put a copy of it back, or save what can be "
-        f"read with: coresift repair {path.parent} OUT"
+        f"read with: coresift repair {shlex.quote(str(path.parent))} OUT"
     )
 
 

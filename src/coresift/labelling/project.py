@@ -406,7 +406,7 @@ class Project:
     def _lost_features(self, reason: str) -> InputError:
         return InputError(
             f"{self.folder / FEATURES} {reason}; put it back as it was, or save the labels for a new project "
-            f"with: coresift repair {self.folder} OUT"
+            f"with: coresift repair {shlex.quote(str(self.folder))} OUT"
         )
 
     def check(self) -> None:

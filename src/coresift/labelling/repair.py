@@ -6,12 +6,13 @@ import csv
 import io
 import json
 import shlex
-import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from coresift.labelling.ledger import NAME, TABLES
 
 # The primary key of each table, in the order in which a ledger has them.
 _KEYS = {"facts": "fact", "items": "position", "rounds": "number", "imports": "import", "events": "event"}
-_LAST_KEY = 2**62
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ def repair(folder: Path, out: Path) -> Repaired:
         copy = Path(place, NAME)
         for name in (NAME, f"{NAME}-wal"):
             if (folder / name).exists():
-                shutil.copyfile(folder / name, Path(place, name))
+                with Path(place, name).open("wb") as file:
+                    file.writelines(_blocks(folder / name))
         tables = _read_tables(copy)
         if not any(
             tables.values()
@@ -83,22 +84,38 @@ def repair(folder: Path, out: Path) -> Repaired:
     )
 
 
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Read a file block by block; an error says that reading failed, not writing."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(1 << 20):
+                yield block
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+
+
 def _read_tables(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """All rows that can be read, by table."""
+    """All rows that can be read, by table and in the order of their keys."""
+    # Keys count up and a row takes more than a byte, so that a key beyond this is damaged.
+    bound = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.row_factory = sqlite3.Row
         connection.text_factory = lambda text: text.decode(errors="replace")
-        tables = {table: [dict(row) for row in _rows(connection, table, key)] for table, key in _KEYS.items()}
+        tables = {
+            table: [dict(row) for row in sorted(_rows(connection, table, key, bound), key=itemgetter(key))]
+            for table, key in _KEYS.items()
+        }
         found = _indexed_ids(connection) | {row["position"]: row["id"] for row in tables["items"]}
         tables["items"] = [{"position": position, "id": found[position]} for position in sorted(found)]
         return tables
 
 
-def _rows(connection: sqlite3.Connection, table: str, key: str) -> Iterator[sqlite3.Row]:
-    """The rows of a table that can be read, by their key.
+def _rows(connection: sqlite3.Connection, table: str, key: str, bound: int) -> Iterator[sqlite3.Row]:
+    """The rows of a table that can be read and have a key below ``bound``, each key once.
 
-    Where reading stops, it goes on at the next key at which it can: steps are doubled until one works, and
-    then the first such key is found by bisection.
+    A damaged page may lead back to rows that were read, and a damaged key may be larger than the next. Where
+    reading stops, it goes on at the next key at which it can: steps are doubled until one works, and then the
+    first such key is found by bisection.
     """
     query = f'SELECT * FROM {table} WHERE "{key}" >= ? ORDER BY "{key}"'
 
@@ -109,17 +126,21 @@ def _rows(connection: sqlite3.Connection, table: str, key: str) -> Iterator[sqli
             return False
         return True
 
+    seen: set[int] = set()
     start = 0
-    while start < _LAST_KEY:
+    while start < bound:
         try:
             for row in connection.execute(query, (start,)):
-                if row[key] >= start:  # else a broken page has led back to rows that were read
+                if 0 <= row[key] < bound and row[key] not in seen:
+                    seen.add(row[key])
                     start = row[key] + 1
                     yield row
             return
         except sqlite3.DatabaseError:
+            while start in seen:
+                start += 1
             bad, step = start, 1
-            while start + step < _LAST_KEY and not works(start + step):
+            while start + step < bound and not works(start + step):
                 bad, step = start + step, 2 * step
             start = good = start + step
             while good - bad > 1:
@@ -159,10 +180,11 @@ def _settings(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if fact["key"] == "settings":
             try:
                 found = json.loads(fact["value"])
-            except ValueError:
+            except (TypeError, ValueError):
                 continue
             if isinstance(found, dict):
-                return found
+                reading = found.get("reading")
+                return {**found, "reading": reading if isinstance(reading, dict) else {}}
     return {}
 
 
@@ -173,14 +195,14 @@ def _write_labels(
     last = {row["position"]: row for row in tables["events"]}
     answers = [row for row in last.values() if row["kind"] in ("labelled", "skipped")]
     ids = {row["position"]: row["id"] for row in tables["items"]}
-    target, reading = str(settings.get("target", "label")), settings.get("reading") or {}
+    target, reading = str(settings.get("target", "label")), settings.get("reading", {})
     rows = [
         [
             ids[row["position"]],
             row["label"],
             "x" if row["kind"] == "skipped" else None,
             row["who"],
-            row["said_at"] or row["at"],
+            next(filter(_is_time, (row["said_at"], row["at"])), None),
         ]
         for row in answers
         if row["position"] in ids
@@ -188,6 +210,15 @@ def _write_labels(
     header = [answer_parts(target, reading.get("id"))["id"][0], target, "skip", "who", "at"]
     _write_table(path, header, rows)
     return len(rows), len(answers) - len(rows)
+
+
+def _is_time(text: Any) -> bool:
+    """Tell whether a text is a time that a file of labels may have."""
+    try:
+        datetime.fromisoformat(text).astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def _write_table(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -209,6 +240,8 @@ def _command(settings: Mapping[str, Any], labels: Path) -> str | None:
         reading = settings["reading"]
         words = ["coresift", "init", "NEW", "--pool", reading["path"], "--target", settings["target"]]
         words += ["--task", settings["task"]]
+        if reading["features"]:  # init knows which commas are part of a name
+            words += ["--features", ",".join(reading["features"])]
         for part in ("id", "text", "cost", "group"):
             if reading[part]:
                 words += [f"--{part}", reading[part]]
@@ -216,6 +249,8 @@ def _command(settings: Mapping[str, Any], labels: Path) -> str | None:
             words.append("--skip-broken")
         if settings["classes"]:
             words += ["--classes", ",".join(settings["classes"])]
+        if settings["seed"]:
+            words += ["--seed", str(settings["seed"])]
         return shlex.join([*words, "--hand-picked", "--labels", str(labels)])
     except (KeyError, TypeError):
         return None

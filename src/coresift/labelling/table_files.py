@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -103,13 +104,18 @@ class CsvFile(TableFile):
             raise InputError(f"{path} has a header and no rows; a pool needs items")
 
     def _names(self) -> list[str]:
-        """The names of the columns, by the separator that gives the most of them."""
+        """The names of the columns, by the separator that gives the most and splits no quoted name."""
         names: list[str] = []
+        best = (False, 0)
         for separator in SEPARATORS:
             with self._path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-                split = next((row for row in csv.reader(file, delimiter=separator) if row), [])
-            if len(split) > len(names):
-                names, self._separator = split, separator
+                reader = csv.reader(file, delimiter=separator)
+                split = next((row for row in reader if row), [])
+            with self._path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+                header = "".join(islice(file, reader.line_num)).strip("\r\n")
+            rank = (_keeps_quoted(header, separator), len(split))
+            if split and rank > best:
+                best, names, self._separator = rank, split, separator
         if not names:
             raise InputError(f"{self._path} is empty; its first line should name the columns")
         if {"\0", "\ufffd"} & set("".join(names)):
@@ -182,6 +188,17 @@ class CsvFile(TableFile):
 
     def check_dates(self, names: Sequence[str]) -> None:
         pass  # They are text, which is shown as it stands.
+
+
+def _keeps_quoted(header: str, separator: str) -> bool:
+    """Tell whether double quotes stand only around whole names where a separator splits a header.
+
+    >>> header = 'id,"Rate it; 1 is bad",y'
+    >>> _keeps_quoted(header, ","), _keeps_quoted(header, ";")
+    (True, False)
+    """
+    name = f' *"(?:[^"]|"")*" *|[^"{separator}]*'
+    return re.fullmatch(f"(?:{name})(?:{separator}(?:{name}))*", header) is not None
 
 
 class ParquetFile(TableFile):
