@@ -18,6 +18,13 @@ def test_the_new_file_has_the_mode_of_any_other(tmp_path):
     assert (tmp_path / "a.txt").stat().st_mode == (tmp_path / "b.txt").stat().st_mode
 
 
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
+    path = tmp_path / "private.csv"
+    path.touch(0o600)
+    write_text(path, "mine")
+    assert path.read_text() == "mine" and path.stat().st_mode & 0o777 == 0o600
+
+
 def test_after_an_error_the_old_file_is_there_alone(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")

@@ -108,7 +108,7 @@ class Items:
 
     def select(self, batch_size: int) -> Round:
         if (start := len(self.chosen)) == len(self.items):
-            raise NothingLeftError("every item of the pool has a label, is on its way, or is set aside")
+            raise NothingLeftError("every item of the pool has a label, is pending, skipped or excluded")
         stop = min(start + batch_size, len(self.items))
         batch = tuple(Chosen(k, f"item-{k}", k - start + 1) for k in range(start, stop))
         self.chosen.extend(batch)
@@ -795,6 +795,23 @@ def test_a_server_gets_the_token_only_when_the_user_trusts_it(
         assert servers_file().stat().st_mode & 0o777 == 0o600
         servers_file().chmod(0o620)
         assert "others may write" in CliRunner().invoke(app, words).output
+
+
+@pytest.mark.parametrize("words", [["--project-id", "9"], []])
+def test_connect_by_id_and_by_the_name_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    asked: list[str] = []
+
+    def script(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        send(handler, b'{"detail": "there is none"}', 404)
+
+    monkeypatch.setenv("LABEL_STUDIO_API_KEY", LEGACY)
+    with listening(script) as url:
+        project_of(tmp_path, 2, url).close()
+        CliRunner().invoke(app, ["labelstudio", "connect", str(tmp_path / "project"), "--url", url, *words])
+    assert asked and asked[0].startswith("/api/projects/9" if words else "/api/projects/?title=project")
 
 
 def never_ending(handler: BaseHTTPRequestHandler) -> None:

@@ -90,10 +90,7 @@ def test_what_init_takes_for_granted_is_told(tmp_path):
 def test_a_look_at_a_part_of_the_pool_is_told(tmp_path):
     project = begin(tmp_path)
     text = run("select", project, "--batch-size", 3, "--candidates", 30)
-    assert (
-        "looked at 30 of 40 items without a label, drawn at random; to look at all, add --candidates all"
-        in text
-    )
+    assert "looked at 30 of 40 items without a label, drawn at random; to look at all of them next" in text
     text = run("select", project, "--batch-size", 3, "--candidates", "all", "--replace")
     assert "looked at" not in text
     text = run("select", project, "--batch-size", 3, "--candidates", 36, "--more")

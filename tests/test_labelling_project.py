@@ -710,6 +710,31 @@ def test_features_of_somebody_else_stay_where_an_init_was_killed(tmp_path):
     assert np.load(folder / "features.npy").shape == (4, 2)
 
 
+def test_a_pool_is_no_leftover_of_an_init_that_was_killed(tmp_path):
+    np.save(tmp_path / "features.npy", np.ones((20, 3)))
+    (tmp_path / project_module.UNFINISHED).mkdir()
+    (tmp_path / project_module.UNFINISHED / "ledger.sqlite").touch()
+    words = (
+        "init",
+        tmp_path,
+        "--pool",
+        tmp_path / "features.npy",
+        "--target",
+        "kind",
+        "--task",
+        "classification",
+    )
+    assert "is the pool" in run(*words, code=2)
+    assert np.load(tmp_path / "features.npy").shape == (20, 3)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_that_no_model_would_take(tmp_path, seed):
+    np.save(tmp_path / "pool.npy", np.random.default_rng(0).normal(size=(20, 3)))
+    words = "init", tmp_path / "new", "--pool", tmp_path / "pool.npy", "--target", "y", "--task", "regression"
+    assert f"--seed is {seed}, expected an integer" in run(*words, "--seed", seed, code=2)
+
+
 def test_a_folder_that_cannot_be_written_to(project, tmp_path, monkeypatch):
     folder, _ = project
     may = os.access

@@ -165,6 +165,14 @@ def test_a_class_that_comes_late_or_once_breaks_nothing() -> None:
     assert result.random[0].error < 0.1  # all random labels are of one class
 
 
+def test_a_solved_problem_has_nothing_to_gain() -> None:
+    x = np.repeat([[-1.0], [1.0]], 40, 0) + 0.01 * np.random.default_rng(0).normal(size=(80, 1))
+    order = np.random.default_rng(1).permutation(80)
+    x, labels = x[order], np.where(x[order, 0] > 0, "up", "down")
+    result = worth(x, labels, np.zeros(80), np.ones(80, bool), "classification", batch_size=5)
+    assert result.gain is not None and np.isfinite(result.gain).all()
+
+
 def test_lengths_must_agree() -> None:
     with pytest.raises(InputError, match="3 rows, 2 labels"):
         worth(np.zeros((3, 1)), np.zeros(2), np.zeros(3), np.zeros(3, bool), "regression", batch_size=1)

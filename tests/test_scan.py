@@ -18,6 +18,7 @@ from coresift.pool import as_pool, keep_rows
 from coresift.selectors import GIGA, LCMD, FrankWolfe, GreedyLogDet, KCenter, KMeansPlusPlus, KMedoids
 from coresift.spaces import GramSpace, VectorSpace, vectors
 from coresift.spaces.centres import Centres, VectorCentres
+from coresift.spaces.outer import stored_outer_space
 from coresift.spaces.storage import InMemory, OnDisk, map_pool
 
 SELECTORS = [FrankWolfe(), FrankWolfe(fill=False), LCMD(), KCenter(), KMeansPlusPlus()]
@@ -282,7 +283,9 @@ def test_what_does_not_fit_says_so(strategy, monkeypatch):
     monkeypatch.setattr("coresift.strategies.check_memory", lambda memory, size: memory)
     pool = normal(1000, 3)
     posterior = BayesianLinearRegression().fit(pool[:20], pool[:20, 0])
-    with pytest.raises(coresift.InputError, match=r"needs 0.[0-2] MB for 1,000 points.* has 0.0 MB; "):
+    with pytest.raises(
+        coresift.InputError, match=r"needs 0.[0-2] MB for 1,000 points.* has 0.0 MB of the limit left; "
+    ):
         coresift.select(pool, posterior=posterior, budget=3, strategy=strategy, memory=30_000)
 
 
@@ -372,6 +375,13 @@ def test_gradients_at_any_scale(exponent):
     expected = coresift.select(rows, probs=probs, strategy="badge", budget=6)
     batch = coresift.select(rows * 2.0**exponent, probs=probs, strategy="badge", budget=6)
     assert batch.index.tolist() == expected.index.tolist()
+
+
+@pytest.mark.parametrize("scale", [1e-250, 1e250])
+def test_gradients_out_of_range_are_refused(scale):
+    side = normal(10, 3, dtype=torch.float64) * scale
+    with pytest.raises(coresift.InputError, match="out of the range of float64"):
+        stored_outer_space(side, side)
 
 
 def test_log_determinants_of_very_large_and_very_small_vectors():

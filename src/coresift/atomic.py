@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
+from stat import S_IMODE
 from typing import BinaryIO
 
 
@@ -16,7 +17,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
     Until then it has a random name in the same folder. It is written through to the disk before it is
     renamed: whoever opens ``path`` sees the old content or the new one, even after a power cut. After an
-    error it is removed, and ``path`` is as it was. ``file.name`` is for writers that want a path.
+    error it is removed, and ``path`` is as it was. A file that is replaced keeps its mode. ``file.name``
+    is for writers that want a path.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -28,6 +30,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     new = path.with_name(f".coresift-{token_hex(8)}.tmp")
     file = new.open("xb")  # "x" opens nothing that is there, be it a link
     try:
+        if path.is_file() and not path.is_symlink():
+            new.chmod(S_IMODE(path.stat().st_mode))
         with file:
             yield file
             sync(file)

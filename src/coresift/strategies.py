@@ -142,7 +142,7 @@ def _check_room(problem: Problem, bytes_a_point: int, instead: str) -> None:
     if problem.memory is not None and needed > problem.memory:
         raise InputError(
             f"this strategy needs {as_bytes(needed)} for {len(problem.pool):,} points, with the libraries, "
-            f"and has {as_bytes(problem.memory)}; {instead}"
+            f"and has {as_bytes(problem.memory)} of the limit left; {instead}"
         )
 
 

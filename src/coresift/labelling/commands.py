@@ -287,7 +287,7 @@ def _about_candidates(made: Round) -> list[str]:
     how = f"looked at {seen:,} of {there:,} items without a label, drawn at random"
     if made.notes.get("cold"):  # where `COLD_CANDIDATES` are the most
         return [how]
-    return [f"{how}; to look at all, add --candidates all --replace"]
+    return [f"{how}; to look at all of them next time, add --candidates all"]
 
 
 def _shortage(project: Project, made: Round, out: Path | None) -> str | None:
@@ -686,7 +686,9 @@ def connect(
 
     token = read_token(token_file)
     with Project(project) as opened, LabelStudio(url, token, allow_http=allow_http) as server:
-        made = label_studio.connect(opened, server, project_id, title or project.absolute().name, control)
+        if project_id is None:
+            title = title or project.absolute().name
+        made = label_studio.connect(opened, server, project_id, title, control)
     _say(
         json,
         asdict(made),

@@ -485,7 +485,7 @@ def _expected(project: LabellingProject, label: str | None) -> str | None:
 
 def _who(annotation: Mapping[str, Any]) -> str | None:
     """The address of the person who annotated, or else their number."""
-    # "First Last first@example.org, 1"
-    found = re.search(r"(\S+@\S+), \d+$", str(annotation.get("created_username")))
+    # "First Last first@example.org, 1"; only the end is searched, since a long text would take for ever
+    found = re.search(r"(\S+@\S+), \d+$", str(annotation.get("created_username"))[-400:])
     by = annotation.get("completed_by")
     return on_one_line(found[1]) if found else str(by) if isinstance(by, int) else None

@@ -87,9 +87,8 @@ def std_factor(
 
     folds = np.random.default_rng(seed).permutation(np.arange(len(y)) % _CALIBRATION_FOLDS)
     num = min(_CALIBRATION_FOLDS, math.ceil(_ENOUGH_LEFT_OUT * _CALIBRATION_FOLDS / len(y)))
-    fits = model.fit_many(
-        [(x[folds != fold], y[folds != fold]) for fold in range(num)], [seed + fold for fold in range(num)]
-    )
+    sets = [(x[folds != fold], y[folds != fold]) for fold in range(num)]
+    fits = model.fit_many(sets, [(seed + fold) % 2**32 for fold in range(num)])
     ratios = []
     for fold, fitted in enumerate(fits):
         mean, std = fitted.predict(x[folds == fold], return_std=True)

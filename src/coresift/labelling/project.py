@@ -236,6 +236,8 @@ class Project:
         """
         folder = Path(folder)
         _check_nothing_is_lost(folder, Path(reading.path))
+        if not 0 <= seed < 2**32:
+            raise InputError(f"--seed is {seed}, expected an integer from 0 to {2**32 - 1}")
         if reading.target is None:
             raise InputError("say what is to be learned: --target COLUMN")
         answer_parts(reading.target)  # raises for a name that answers need
@@ -719,7 +721,7 @@ class Project:
             np.int64
         )
         if len(looked_at) == len(taken):
-            raise NothingLeftError("every item of the pool has a label, is on its way, or is set aside")
+            raise NothingLeftError("every item of the pool has a label, is pending, skipped or excluded")
         rows = self.rows(looked_at)
         limits = self._limits(request, looked_at)
         waiting, fixed = (
@@ -963,12 +965,14 @@ def _check_nothing_is_lost(folder: Path, pool: Path) -> None:
     if (folder / LEDGER).exists():
         raise InputError(f"{folder} is a project already; go on with coresift select, or name another")
     features = folder / FEATURES
-    if not features.exists() or _is_leftover(folder):
+    if not features.exists():
         return
     if features.resolve() == pool.resolve():
         raise InputError(
             f"{pool} is the pool, and a project in {folder} would be written over it; name another folder"
         )
+    if _is_leftover(folder):
+        return
     raise InputError(
         f"{folder} has no {LEDGER}, but a {FEATURES} that a project would be written over; name another "
         "folder, or remove it if it is left of a project"

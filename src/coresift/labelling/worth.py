@@ -223,7 +223,9 @@ def worth(
             _Tested(one.labels, np.concatenate([one.losses, more.losses]))
             for one, more in zip(ordered, further, strict=True)
         ]
-    gains = 1 - draws[:, -1] / draws[:, targets.index(now)]
+    at_present = draws[:, targets.index(now)]
+    # Where no error is left, none can be taken off.
+    gains = np.where(at_present > 0, 1 - draws[:, -1] / np.maximum(at_present, 1e-300), 0.0)
     random: tuple[CurvePoint, ...] = ()
     name = "error rate" if task == "classification" else "RMSE"
 
@@ -304,7 +306,7 @@ class _Tester:
         size = min(map(len, kept)) if size is None else size
         sets = [rows[:size] for rows in kept]
         several = [rows for rows in sets if len(np.unique(self.y[rows])) > 1]
-        seeds = [self.seed + number for number in range(len(several))]
+        seeds = [(self.seed + number) % 2**32 for number in range(len(several))]
         model = quick_model(self.task, size, self.seed)
         fits = iter(model.fit_many([(self.x[r], self.y[r]) for r in several], seeds) if several else ())
         losses = np.zeros(self.folds.shape)

@@ -9,6 +9,7 @@ is one with itself. Their inner products multiply, so the outer products are nev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from coresift.pool import BLOCK, ArrayPool, Pool, blocks, read
 from coresift.spaces.base import ANCHORS, KernelSpace
 from coresift.spaces.scaling import divide, excess_exponent, largest_entry
+from coresift.types import InputError
 
 # Inner products of labelled points with the pool that are held at a time.
 _PRODUCTS = 2**21
@@ -145,5 +147,13 @@ def stored_outer_space(
 
     anchors = None if labelled is None else joined(*labelled)
     space = OuterSpace(OuterKernel(sides), ArrayPool(joined(left, right)), anchors)
-    space.scale = 2.0 ** sum(exponents)
+    try:
+        space.scale = math.ldexp(1.0, sum(exponents))
+    except OverflowError:
+        space.scale = 0.0
+    if space.scale == 0:
+        raise InputError(
+            "the vectors are out of the range of float64 arithmetic; measure the pool's columns in other "
+            "units, so that their numbers are of about size one"
+        )
     return space
