@@ -209,3 +209,9 @@ def test_members_whose_features_have_died_are_spoken_of_once():
     with pytest.warns(UserWarning, match="in 3 of 3 networks as few as 0 of 30 features differ") as seen:
         EnsembleClassifier(layers, **QUICK | {"epochs": 30}, learning_rate=100.0).fit(x, y)
     assert len(seen) == 1
+
+
+def test_few_labels_of_many_classes_are_no_warning():
+    """Warnings are errors in tests; in active learning there may be one label of a class."""
+    x, y = np.random.default_rng(0).normal(size=(30, 3)), np.arange(30) % 20
+    assert EnsembleClassifier(num_members=2, epochs=1, random_state=0).fit(x, y).predict(x).shape == (30,)

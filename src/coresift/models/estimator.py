@@ -510,7 +510,10 @@ class NetworkClassifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc
 
     def _learn_targets(self, targets: Any) -> Tensor:
         """(n,) positions in ``classes_``."""
-        _one_line(check_classification_targets, targets)
+        with warnings.catch_warnings():
+            # Many classes and few labels are usual here, and no sign of a regression problem.
+            warnings.filterwarnings("ignore", "The number of unique classes is greater", UserWarning)
+            _one_line(check_classification_targets, targets)
         self.classes_, codes = np.unique(targets, return_inverse=True)
         return torch.as_tensor(codes)
 
