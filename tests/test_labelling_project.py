@@ -1219,3 +1219,12 @@ def test_repair_works_with_damaged_settings_and_times(project, tmp_path, setting
     assert made["labels"] == 20 and made["command"] is None
     found = labels_in(tmp_path / "saved" / "labels.csv")
     assert [name for name, row in found.items() if not row["at"]] == ["item-3"]
+
+
+def test_repair_works_with_a_schema_that_is_no_text(project, tmp_path):
+    folder, _ = project
+    path = folder / "ledger.sqlite"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"CREATE TRIGGER", b"CREATE \xddRIGGER", 1))
+    assert path.read_bytes() != content
+    assert say("repair", folder, tmp_path / "saved")["labels"] == 20

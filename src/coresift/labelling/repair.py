@@ -23,6 +23,8 @@ from coresift.labelling.ledger import NAME, TABLES
 
 # The primary key of each table, in the order in which a ledger has them.
 _KEYS = {"facts": "fact", "items": "position", "rounds": "number", "imports": "import", "events": "event"}
+# What reading damaged pages raises; Python cannot decode a message that quotes a damaged schema.
+_DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def _rows(connection: sqlite3.Connection, table: str, key: str, bound: int) -> I
     def works(start: int) -> bool:
         try:
             connection.execute(f"{query} LIMIT 1", (start,)).fetchall()
-        except sqlite3.DatabaseError:
+        except _DAMAGE:
             return False
         return True
 
@@ -136,7 +138,7 @@ def _rows(connection: sqlite3.Connection, table: str, key: str, bound: int) -> I
                     start = row[key] + 1
                     yield row
             return
-        except sqlite3.DatabaseError:
+        except _DAMAGE:
             while start in seen:
                 start += 1
             bad, step = start, 1
@@ -154,7 +156,7 @@ def _indexed_ids(connection: sqlite3.Connection) -> dict[int, str]:
     found: dict[int, str] = {}
     for order in ("ASC", "DESC"):
         query = f"SELECT position, id FROM items INDEXED BY sqlite_autoindex_items_1 ORDER BY id {order}"
-        with suppress(sqlite3.DatabaseError):
+        with suppress(*_DAMAGE):
             for position, name in connection.execute(query):
                 found[position] = name
     return found
