@@ -281,7 +281,7 @@ def test_excluded_points_with_copies(values, excluded, budget):
     assert batch.weights.sum() == pytest.approx(14)
 
 
-def test_an_excluded_point_costs_next_to_nothing():
+def test_an_excluded_point_costs_next_to_nothing(by_swaps):
     """The batch is at least as good as the best one found without it, which stays allowed."""
     points = normal(5, 400)
     alone = KMedoids().select(FeatureSpace(points), 10)
