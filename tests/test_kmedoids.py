@@ -282,8 +282,8 @@ def test_excluded_points_with_copies(values, excluded, budget):
 
 
 def test_an_excluded_point_costs_next_to_nothing(by_swaps):
-    """The best batch found without it stays allowed. Searches that start elsewhere end within 2% of each other;
-    a search that does not begin with swaps is 3 to 5% worse.
+    """The best batch found without it stays allowed. Searches that start elsewhere end within 2% of each
+    other; a search that does not begin with swaps is 3 to 5% worse.
     """
     points = normal(5, 400)
     alone = KMedoids().select(FeatureSpace(points), 10)
