@@ -1228,3 +1228,5 @@ def test_repair_works_with_a_schema_that_is_no_text(project, tmp_path):
     path.write_bytes(content.replace(b"CREATE TRIGGER", b"CREATE \xddRIGGER", 1))
     assert path.read_bytes() != content
     assert say("repair", folder, tmp_path / "saved")["labels"] == 20
+    for words in (["status", folder], ["select", folder, "--batch-size", 2]):
+        assert "ledger.sqlite is damaged" in run(*words, code=2)

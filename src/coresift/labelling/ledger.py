@@ -586,7 +586,7 @@ class Ledger:
         """The first thing that a check of SQLite finds."""
         try:
             rows = self._connection.execute(f"PRAGMA {check}").fetchmany(1)
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             return str(error)
         return None if rows in ([], [("ok",)]) else ", ".join(map(str, rows[0])).replace("\n", " ")
 
@@ -633,6 +633,8 @@ def _explained(path: Path, doing: str) -> Iterator[None]:
         if isinstance(error, sqlite3.OperationalError):  # such as of a file that may only be read
             raise InputError(f"cannot {doing} {path}: {error}") from None
         raise
+    except UnicodeDecodeError as error:  # of a message of SQLite's that quotes a damaged schema
+        raise damaged(path, str(error)) from None
 
 
 def damaged(path: Path, problem: str) -> InputError:
