@@ -92,7 +92,7 @@ def check_covariance(matrix: Tensor, what: str = "covariance") -> Tensor:
 
 
 def check_whole(value: object, least: int, name: str) -> int:
-    """Return ``value`` as an int of Python; raise unless it is a whole number, and large enough.
+    """Return ``value`` as an int of Python; raise unless it is an integer, and large enough.
 
     >>> check_whole(2.5, 1, "refit_every")
     Traceback (most recent call last):

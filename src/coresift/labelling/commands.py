@@ -702,7 +702,7 @@ def push(
     trust_server: TrustServer = None,
     json: Json = False,
 ) -> None:
-    """Send the items that are out as tasks, in their order."""
+    """Send the pending items as tasks, in their order."""
     from coresift.labelling import label_studio
     from coresift.labelling.project import Project
 

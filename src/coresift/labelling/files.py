@@ -23,7 +23,6 @@ _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _FORMULA = re.compile(r"[\t\r\n]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 # A null character, by which binary files are known, and halves of characters, for which UTF-8 has no place.
 _UNWRITABLE = re.compile("[\0\ud800-\udfff]")
-_SEPARATORS = ",;\t"
 _NOT_SKIPPED = frozenset({"", "0", "0.0", "f", "false", "n", "no"})
 # A whole number as programs write those of a column with gaps: 1.0, but neither 1.10 nor 007.
 _WHOLE = re.compile(r"(-?[0-9]+)\.0+")
@@ -31,6 +30,8 @@ _WHOLE = re.compile(r"(-?[0-9]+)\.0+")
 _NOTHING = frozenset({"", "#N/A", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"})
 # Names of columns that exports have beside those of an answer; older ones have "deviation" for "std".
 RESERVED = ("state", "predicted", "probability", "std", "round", "deviation")
+# What may stand between the columns of a CSV file.
+SEPARATORS = ",;\t"
 PLAIN_NUMBERS = "decimals need a point, and thousands no separator"
 
 
@@ -195,7 +196,7 @@ def read_ids(path: Path, columns: Sequence[str]) -> list[str]:
         raise InputError(f"cannot read ids from {path}: {error}") from None
     found = [line.strip() for line in text.splitlines()]
     with _long_cells():
-        for separator in _SEPARATORS:
+        for separator in SEPARATORS:
             first, names = _header(text, separator)
             column = next((name for name in columns if name in names), None)
             if column is not None:
@@ -271,7 +272,7 @@ def _read_rows(
     """The names of the columns that hold the parts of an answer, and the rows that are not blank."""
     with _long_cells():
         text = _as_text(path, content)
-        headers = {separator: _header(text, separator) for separator in _SEPARATORS}
+        headers = {separator: _header(text, separator) for separator in SEPARATORS}
         labels = set(parts["label"])
         ids = set(parts["id"])
         fitting = [one for one, (_, names) in headers.items() if ids & set(names) and labels & set(names)]

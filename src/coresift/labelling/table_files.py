@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from coresift.data.readers import _check_names, _without_index
+from coresift.labelling.files import SEPARATORS
 from coresift.pool import BLOCK
 from coresift.types import Floats, InputError
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 
-SEPARATORS = ",;\t"
 # Numbers with a comma for decimals or between thousands, among others without one.
 _WITH_COMMAS = r"^\s*[+-]?[0-9][0-9.,]*\s*$"
 # Rewrites 3.1.2024, with a time after it or not, as 2024-01-03.
