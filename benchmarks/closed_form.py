@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 import coresift
-from coresift.models import BayesianLinearRegression
+from coresift.posteriors import BayesianLinearRegression
 from coresift.special import student_t_entropy
 
 
-def problem(size: int, width: int = 30) -> tuple[torch.Tensor, coresift.models.LinearPosterior]:
+def problem(size: int, width: int = 30) -> tuple[torch.Tensor, coresift.posteriors.LinearPosterior]:
     generator = torch.Generator().manual_seed(0)
     pool = torch.randn(size, width, generator=generator, dtype=torch.float64)
     labelled = torch.randn(50, width, generator=generator, dtype=torch.float64)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coresift.engines.cuda import CentreSteps, Foreseen, FrankWolfeSteps, Layout
+from coresift.search.cuda import CentreSteps, Foreseen, FrankWolfeSteps, Layout
 
 DEVICE = torch.device("cuda")
 LARGE = 10_000_000

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import coresift
-from coresift.models import BayesianLinearRegression
+from coresift.posteriors import BayesianLinearRegression
 from coresift.report.figures import save
 from coresift.selectors import LCMD, FrankWolfe, Selector
 from coresift.spaces import VectorSpace

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coresift.models import NeuralLinearClassifier, NeuralLinearRegressor
-from coresift.models.network import at_the_last_layer
-from coresift.networks import ResNet18
+from coresift.estimators import NeuralLinearClassifier, NeuralLinearRegressor
+from coresift.estimators.networks import ResNet18
 from coresift.pool import as_pool
+from coresift.posteriors.network import at_the_last_layer
 from coresift.selectors import LCMD
 from coresift.spaces.likelihood import sampled_likelihood_space
 from coresift.spaces.predictive import predictive_space

@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from coresift.engines.ray import RaySpace, Shard, Shards, _starts, ray_space
-from coresift.models.linear import LinearPosterior
 from coresift.pool import Part, as_pool
+from coresift.posteriors.linear import LinearPosterior
+from coresift.search.ray import RaySpace, Shard, Shards, _starts, ray_space
 from coresift.spaces.base import Space
 from coresift.strategies import STRATEGIES, Problem
 

@@ -34,7 +34,7 @@ def fit() -> Callable[[], object]:
     import numpy as np
 
     from coresift import select
-    from coresift.models import NeuralLinearRegressor
+    from coresift.estimators import NeuralLinearRegressor
 
     generator = np.random.default_rng(0)
     x, pool = generator.normal(size=(60, 8)), generator.normal(size=(1000, 8))
@@ -50,7 +50,7 @@ def fit() -> Callable[[], object]:
 def fit_ensemble() -> Callable[[], object]:
     import numpy as np
 
-    from coresift.models import EnsembleClassifier
+    from coresift.estimators import EnsembleClassifier
 
     generator = np.random.default_rng(0)
     x, y = generator.normal(size=(1000, 20)), generator.integers(0, 3, 1000)
@@ -70,7 +70,7 @@ def select_from(size: int, strategy: str) -> Callable[[], object]:
 def demo() -> Callable[[], object]:
     from rich.console import Console
 
-    from coresift.demo import run
+    from coresift.bench.demo import run
 
     folder = tempfile.mkdtemp()
     return lambda: run(Path(folder, "demo"), num_seeds=2, console=Console(quiet=True))

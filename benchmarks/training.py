@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from coresift.models.neural_linear import ExactLastLayer
-from coresift.networks import MLP, LabelledStack, Stack, Trainer
+from coresift.estimators.networks import MLP, LabelledStack, Stack, Trainer
+from coresift.estimators.neural_linear import ExactLastLayer
 
 LABELS, INPUTS, BATCH = 120, 6, 32
 

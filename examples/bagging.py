@@ -10,7 +10,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import coresift
-from coresift.data import load_energy
+from coresift.bench.data import load_energy
 
 x, y = load_energy()
 order = np.random.default_rng(0).permutation(len(x))

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import coresift
-from coresift.models import laplace_posterior
+from coresift.estimators import laplace_posterior
 
 folder = Path(sys.argv[1])
 images, digits = load_digits(return_X_y=True)

@@ -30,7 +30,7 @@ import torch
 from digits import BATCH, FIRST, accuracies, load
 from torch import Tensor
 
-from coresift.experiments.config import Experiment
+from coresift.bench.config import Experiment
 from coresift.loop import Begun, Method, Simulation, step
 from coresift.pool import as_pool
 from coresift.selectors import LCMD

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from schedules import bought
 
-from coresift.experiments.config import Experiment
+from coresift.bench.config import Experiment
 from coresift.loop import Method, Simulation, State, choose
 from coresift.types import Index
 

@@ -25,7 +25,7 @@ import numpy as np
 from misjudged import write
 from schedules import bought
 
-from coresift.experiments.config import Experiment
+from coresift.bench.config import Experiment
 from coresift.loop import Method, State, step
 
 # Between the seed of a run and those of its labels' other fits: no run has these.

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from coresift.experiments.config import Experiment, Source
+from coresift.bench.config import Experiment, Source
 from coresift.loop import Method, Simulation
 from coresift.types import Index
 

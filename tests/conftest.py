@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from coresift.engines.ray import start_on_this_machine
+from coresift.search.ray import start_on_this_machine
 
 # Tests run side by side, one process a core: threads within each would only wait for one another.
 torch.set_num_threads(1)

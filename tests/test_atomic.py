@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coresift.atomic import replacing, write_text
+from coresift.bench.store import Log, pack
 from coresift.cli import app
-from coresift.experiments.store import Log, pack
 
 
 def test_the_new_file_has_the_mode_of_any_other(tmp_path):

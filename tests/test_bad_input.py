@@ -13,19 +13,17 @@ from torch.distributions import Laplace, Normal
 
 import coresift
 from coresift import InputError, select
-from coresift.models import (
+from coresift.estimators import DropoutClassifier, NeuralLinearRegressor, laplace_posterior
+from coresift.pool import ArrayPool
+from coresift.posteriors import (
     BayesianLinearRegression,
     BayesianProbitRegression,
     ClassSamples,
-    DropoutClassifier,
     FunctionPosterior,
     LinearPosterior,
-    NeuralLinearRegressor,
     NormalInverseGammaPosterior,
     SoftmaxPosterior,
-    laplace_posterior,
 )
-from coresift.pool import ArrayPool
 from coresift.scores import Score
 from coresift.selectors import Exhaustive, FrankWolfe, GumbelTopB, KCenter, TopB
 from coresift.spaces import GramSpace, VectorSpace

@@ -7,19 +7,17 @@ import pytest
 import torch
 
 from coresift import InputError, select
-from coresift.loop import Method, Simulation
-from coresift.models import (
-    BayesianProbitRegression,
+from coresift.estimators import (
     DropoutClassifier,
     EnsembleRegressor,
-    LinearPosterior,
     NeuralLinearClassifier,
     NeuralLinearRegressor,
-    SoftmaxPosterior,
 )
-from coresift.models.dropout import DropoutPosterior
-from coresift.networks import MLP, Augment, ResNet18, Trainer
+from coresift.estimators.dropout import DropoutPosterior
+from coresift.estimators.networks import MLP, Augment, ResNet18, Trainer
+from coresift.loop import Method, Simulation
 from coresift.pool import ArrayPool, NumpyPool
+from coresift.posteriors import BayesianProbitRegression, LinearPosterior, SoftmaxPosterior
 from coresift.selectors import Exhaustive, FrankWolfe, KCenter, KMedoids
 from coresift.spaces import VectorSpace, default_num_samples
 

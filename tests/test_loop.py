@@ -12,9 +12,9 @@ import torch
 from joblib.externals.loky import get_reusable_executor
 
 from coresift import InputError, select
-from coresift.data import load_table
+from coresift.bench.data import load_table
+from coresift.estimators import NeuralLinearRegressor
 from coresift.loop import Method, Round, Simulation, State, run, step
-from coresift.models import NeuralLinearRegressor
 
 TABLE = load_table("energy")
 QUICK = NeuralLinearRegressor(epochs=5, calibration_folds=0, progress=False)

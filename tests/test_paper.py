@@ -12,7 +12,9 @@ import scipy.stats
 import torch
 from torch.distributions import Bernoulli, Categorical, Laplace, Normal, Poisson, StudentT, kl_divergence
 
-from coresift.models import (
+from coresift.estimators.dropout import DropoutPosterior
+from coresift.pool import as_pool
+from coresift.posteriors import (
     BayesianLinearRegression,
     ClassSamples,
     FunctionPosterior,
@@ -21,10 +23,8 @@ from coresift.models import (
     NormalInverseGammaPosterior,
     ProbitPosterior,
 )
-from coresift.models.dropout import DropoutPosterior
-from coresift.models.samples import mixture
-from coresift.models.softmax import SoftmaxPosterior
-from coresift.pool import as_pool
+from coresift.posteriors.samples import mixture
+from coresift.posteriors.softmax import SoftmaxPosterior
 from coresift.scores import acs_norm, bald, entropy, margin, variance
 from coresift.spaces import (
     last_layer_fisher_space,

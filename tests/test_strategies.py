@@ -7,7 +7,8 @@ from torch.distributions import Bernoulli, Categorical, Gamma, Laplace, MixtureS
 
 import coresift
 from coresift import STRATEGIES, select
-from coresift.models import (
+from coresift.pool import ArrayPool, as_pool
+from coresift.posteriors import (
     BayesianLinearRegression,
     ClassSamples,
     FunctionPosterior,
@@ -16,7 +17,6 @@ from coresift.models import (
     SampledPredictions,
     SoftmaxPosterior,
 )
-from coresift.pool import ArrayPool, as_pool
 from coresift.scores import Score, margin
 from coresift.selectors import GumbelTopB, TopB
 from coresift.spaces import badge_space, likelihood_space, predictive_space, sampled_likelihood_space

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from coresift import select, threads
-from coresift.models import EnsembleClassifier, NeuralLinearRegressor
+from coresift.estimators import EnsembleClassifier, NeuralLinearRegressor
 from coresift.scores import Score
 from coresift.selectors import TopB
 from coresift.strategies import Strategy

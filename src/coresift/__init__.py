@@ -34,11 +34,10 @@ _PLACES = {
     **dict.fromkeys(("Batch", "Chunk"), "types"),
 }
 _PARTS = (
-    "data",
+    "estimators",
     "loop",
-    "models",
-    "networks",
     "pool",
+    "posteriors",
     "scores",
     "selectors",
     "spaces",

@@ -19,8 +19,8 @@ from sklearn.base import ClassifierMixin
 from torch import Tensor
 
 from coresift.checks import check_switch, check_whole
-from coresift.models.samples import FLOOR
 from coresift.pool import ArrayPool
+from coresift.posteriors.samples import FLOOR
 from coresift.strategies import Strategy, find_strategy, select
 from coresift.types import Index, InputError
 
@@ -164,7 +164,7 @@ class Simulation:
     workers : processes that evaluate and choose side by side, where the pool is small and not of images on a
         GPU.
 
-    >>> from coresift.models import NeuralLinearRegressor
+    >>> from coresift.estimators import NeuralLinearRegressor
     >>> x = np.linspace(-1, 1, 60)[:, None]
     >>> model = NeuralLinearRegressor(epochs=5, calibration_folds=0)
     >>> simulation = Simulation(x, x[:, 0] ** 2, model, first=10, batch=5, budget=10)

@@ -24,13 +24,13 @@ from coresift.checks import (
     check_whole,
 )
 from coresift.errors import shown
-from coresift.models.base import LastLayerPosterior, Posterior
-from coresift.models.estimator import NetworkEstimator
-from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
-from coresift.models.network import at_the_last_layer
-from coresift.models.probit import ProbitPosterior
-from coresift.models.samples import ClassSamples, GaussianSamples
+from coresift.estimators.base import NetworkEstimator
 from coresift.pool import Pool, PoolLike, as_array, as_float, as_pool
+from coresift.posteriors.base import LastLayerPosterior, Posterior
+from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
+from coresift.posteriors.network import at_the_last_layer
+from coresift.posteriors.probit import ProbitPosterior
+from coresift.posteriors.samples import ClassSamples, GaussianSamples
 from coresift.scores.bald import bald
 from coresift.scores.base import Score
 from coresift.scores.entropy import entropy
@@ -377,7 +377,7 @@ def select(
     pool : the unlabelled points: array, tensor, data frame, or path of a .npy, Parquet or Arrow file.
     budget : how many points to choose; exactly so many come back.
     strategy : a name from `STRATEGIES`, or a `Strategy`.
-    posterior : a posterior, or a fitted estimator from `coresift.models`.
+    posterior : a posterior, or a fitted estimator from `coresift.estimators`.
     probs : (K, N, C) class probabilities.
     means, variances : (K, N) Gaussian predictions; ``variances`` may be anything that broadcasts, such as one
         noise variance.
@@ -441,7 +441,7 @@ def select(
         half=half,
     )
     if engine == "ray":
-        from coresift.engines.ray import select_on_ray
+        from coresift.search.ray import select_on_ray
 
         return select_on_ray(method, problem, budget, pending, exclude, num_workers=num_workers)
     with enough_threads(len(source) * problem.num_samples):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution
 
-from coresift.models.base import Posterior
+from coresift.posteriors.base import Posterior
 from coresift.scores.base import Score
 from coresift.selectors.base import Selector
 from coresift.spaces.base import Space
@@ -29,7 +29,7 @@ def check_posterior(
     Shapes; the same draws from the same seed; each row's distribution independent of the rows beside it;
     L_n(theta) finite and at most zero; and E[E[y | x, theta]] = E[y | x] within six standard errors.
 
-    >>> from coresift.models import LinearPosterior
+    >>> from coresift.posteriors import LinearPosterior
     >>> check_posterior(LinearPosterior(torch.zeros(2), torch.eye(2), 1.0), torch.randn(5, 2))
     """
     assert isinstance(posterior, Posterior), (

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from coresift.models.network import at_the_last_layer
 from coresift.pool import as_pool
+from coresift.posteriors.network import at_the_last_layer
 from coresift.spaces.likelihood import default_num_samples
 from coresift.strategies import Strategy, find_strategy, select
 from coresift.types import Batch, Floats, Index, InputError

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from coresift.atomic import replacing
-from coresift.data.image_files import FORMATS, open_image
+from coresift.bench.data.image_files import FORMATS, open_image
 from coresift.labelling.pools import Block, ItemPool
 from coresift.progress import progress_bar
 from coresift.types import Floats, InputError

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coresift.estimators.ensemble import EnsembleClassifier
+from coresift.estimators.neural_linear import NeuralLinearRegressor
 from coresift.labelling.records import Task
-from coresift.models.ensemble import EnsembleClassifier
-from coresift.models.neural_linear import NeuralLinearRegressor
 
 # What the ledger calls them.
 MODEL_NAMES: dict[Task, str] = {"classification": "ensemble-10", "regression": "neural-linear-5"}

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from coresift.data.readers import _is_number
+from coresift.bench.data.readers import _is_number
 from coresift.labelling.files import PLAIN_NUMBERS, is_writable
 from coresift.labelling.records import LARGEST
 from coresift.labelling.table_files import (

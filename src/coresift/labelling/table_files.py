@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from coresift.data.readers import _check_names, _without_index
+from coresift.bench.data.readers import _check_names, _without_index
 from coresift.labelling.files import SEPARATORS
 from coresift.pool import BLOCK
 from coresift.types import Floats, InputError

@@ -13,9 +13,9 @@ import torch
 
 from coresift.labelling.model import quick_model
 from coresift.labelling.records import CurvePoint, Task
-from coresift.models.base import Posterior
-from coresift.models.network import at_the_last_layer
 from coresift.pool import as_pool
+from coresift.posteriors.base import Posterior
+from coresift.posteriors.network import at_the_last_layer
 from coresift.selectors.information import information as share_of_total
 from coresift.spaces.likelihood import sampled_likelihood_space
 from coresift.spaces.vectors import VectorSpace

@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageOps
 
 from coresift.atomic import write_text
-from coresift.data.image_files import open_image
+from coresift.bench.data.image_files import open_image
 from coresift.labelling.records import CurvePoint, Round, State, Task
 from coresift.report.figures import error_with_forecast
 from coresift.report.page import Heading, Markup, Part, Picture, Table, page

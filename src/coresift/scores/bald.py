@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
 from coresift.checks import check_finite, check_several, check_whole
-from coresift.models.base import FiniteSamples, Posterior
-from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
-from coresift.models.probit import ProbitPosterior
-from coresift.models.samples import mixture, numbers_a_row
 from coresift.pool import Pool
+from coresift.posteriors.base import FiniteSamples, Posterior
+from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
+from coresift.posteriors.probit import ProbitPosterior
+from coresift.posteriors.samples import mixture, numbers_a_row
 from coresift.scores.base import Score, score_pool
 from coresift.scores.entropy import distribution_entropy
 

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, StudentT
 
 from coresift.checks import check_classes
-from coresift.models.base import Posterior
 from coresift.pool import Pool
+from coresift.posteriors.base import Posterior
 from coresift.scores.base import Score, score_pool
 from coresift.special import student_t_entropy
 from coresift.types import InputError

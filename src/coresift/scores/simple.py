@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from coresift.checks import check_classes
-from coresift.models.base import Posterior
 from coresift.pool import Pool
+from coresift.posteriors.base import Posterior
 from coresift.scores.base import Score, score_pool
 from coresift.spaces.base import Space
 from coresift.spaces.gradient import class_probabilities

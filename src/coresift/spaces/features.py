@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from coresift.models.base import LastLayerPosterior, Posterior
 from coresift.pool import BLOCK, Pool, as_pool, read
+from coresift.posteriors.base import LastLayerPosterior, Posterior
 from coresift.spaces.scaling import divide, excess_exponent, largest_entry
 from coresift.spaces.storage import map_pool
 from coresift.spaces.vectors import VectorSpace

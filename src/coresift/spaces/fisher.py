@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from coresift.checks import check_whole
-from coresift.models.base import LastLayerPosterior, Posterior
-from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
-from coresift.models.probit import ProbitPosterior
 from coresift.pool import Pool, as_pool, read
+from coresift.posteriors.base import LastLayerPosterior, Posterior
+from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
+from coresift.posteriors.probit import ProbitPosterior
 from coresift.spaces.base import Space
 from coresift.spaces.likelihood import expected_log_likelihood
 from coresift.spaces.linear import linear_fisher_space
@@ -57,7 +57,7 @@ def last_layer_fisher_space(
     if not isinstance(posterior, LastLayerPosterior):
         raise InputError(
             f"{type(posterior).__name__} has no last layer to take gradients of; it needs the methods "
-            "features, outputs and likelihood (see coresift.models.LastLayerPosterior); 'acs-fw' needs none"
+            "features, outputs and likelihood of coresift.posteriors.LastLayerPosterior; 'acs-fw' needs none"
         )
     theta = posterior.sample(check_whole(num_samples, 1, "num_samples"), generator)
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
 from coresift.checks import check_classes
-from coresift.models.base import Posterior
 from coresift.pool import Pool, as_pool, read
+from coresift.posteriors.base import Posterior
 from coresift.spaces.features import model_features
 from coresift.spaces.outer import OuterSpace, stored_outer_space
 from coresift.types import InputError

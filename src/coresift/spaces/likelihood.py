@@ -19,10 +19,10 @@ from torch.distributions import (
 from torch.nn.functional import logsigmoid
 
 from coresift.checks import check_classes, check_finite, check_several, check_whole
-from coresift.models.base import Posterior
-from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
-from coresift.models.samples import rows_at_a_time
 from coresift.pool import BLOCK, Part, Pool, as_pool
+from coresift.posteriors.base import Posterior
+from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
+from coresift.posteriors.samples import rows_at_a_time
 from coresift.spaces.base import Space
 from coresift.spaces.linear import linear_likelihood_space
 from coresift.spaces.storage import Columns, map_pool
@@ -94,7 +94,7 @@ def sampled_likelihood_space(
     dtype : of the stored (J, N) vectors.
     memory : bytes the process may hold; vectors that do not fit beside all else go to a temporary file.
 
-    >>> from coresift.models.samples import ClassSamples
+    >>> from coresift.posteriors.samples import ClassSamples
     >>> probs_N_K_C = torch.tensor([[[0.9, 0.1], [0.1, 0.9]], [[0.5, 0.5], [0.5, 0.5]]])
     >>> space = sampled_likelihood_space(ClassSamples(2), as_pool(probs_N_K_C), generator=torch.Generator())
     >>> space.norms.round(decimals=3)

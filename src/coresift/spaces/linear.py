@@ -24,8 +24,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.pool import Pool
+from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.spaces.outer import OuterKernel, OuterSpace
 from coresift.special import student_t_entropy
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from coresift.engines.cuda import CentreSteps
+from coresift.search.cuda import CentreSteps
 from coresift.spaces.centres import VectorCentres
 from coresift.spaces.leaders import Scan
 from coresift.spaces.storage import InMemory

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution
 
 from coresift.checks import check_classes, check_finite, check_several, check_whole
-from coresift.models.base import Posterior
-from coresift.models.linear import LinearPosterior, NormalInverseGammaPosterior
-from coresift.models.samples import mean_over, rows_at_a_time
 from coresift.pool import Pool, as_pool
+from coresift.posteriors.base import Posterior
+from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
+from coresift.posteriors.samples import mean_over, rows_at_a_time
 from coresift.spaces.storage import Columns, map_pool
 from coresift.spaces.vectors import VectorSpace
 from coresift.types import InputError

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from coresift.checks import check_covariance, check_finite
-from coresift.models.probit import ProbitPosterior
 from coresift.pool import Pool, read
+from coresift.posteriors.probit import ProbitPosterior
 from coresift.progress import progress_bar
 from coresift.spaces.base import ANCHORS, KernelSpace
 from coresift.special import normal_cdf_covariance

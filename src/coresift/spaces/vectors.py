@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from coresift.checks import check_finite
-from coresift.engines.cuda import FrankWolfeSteps
+from coresift.search.cuda import FrankWolfeSteps
 from coresift.spaces.base import ANCHORS, Space
 from coresift.spaces.centres import VectorCentres
 from coresift.spaces.leaders import TIED, Leaders, Scan, best

@@ -1,0 +1,44 @@
+"""Tables and images to experiment on: the published ones by name, and files of one's own."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import numpy as np
+
+from coresift.bench.data.generated import generated_year
+from coresift.bench.data.image_files import Images, write_sheets
+from coresift.bench.data.images import IMAGES, ImageSource, are_images, load_images
+from coresift.bench.data.readers import Table
+from coresift.bench.data.tables import TABLES, Source, checksum, load_table
+from coresift.types import Floats
+
+__all__ = [
+    "IMAGES",
+    "TABLES",
+    "ImageSource",
+    "Images",
+    "Source",
+    "Table",
+    "are_images",
+    "checksum",
+    "generated_year",
+    "load_energy",
+    "load_images",
+    "load_table",
+    "write_sheets",
+]
+
+
+def load_energy() -> tuple[Floats, Floats]:
+    """The UCI energy efficiency table: buildings (768, 8) and their heating loads (768,), in kWh/m2.
+
+    Names of the columns and the licence stand beside the data.
+
+    >>> x, y = load_energy()
+    >>> x.shape, float(y.mean().round(3))
+    ((768, 8), 22.307)
+    """
+    with resources.files(__package__).joinpath("energy.csv").open(encoding="utf-8") as file:
+        table = np.loadtxt(file, delimiter=",", skiprows=1)
+    return table[:, :-1], table[:, -1]

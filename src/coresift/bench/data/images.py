@@ -1,0 +1,267 @@
+"""The registry of image sets: where they are to be had, and how to know them again."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from coresift.bench.data.image_files import (
+    Arrays,
+    Form,
+    Images,
+    Shape,
+    read_arrays,
+    read_idx,
+    read_mat,
+    read_pickles,
+    read_records,
+    read_sheets,
+    reading,
+)
+from coresift.types import InputError
+
+SHEETS = Form(("train_labels.npy", "test_labels.npy", "train_00.webp", "test_00.webp"), read_sheets)
+CIFAR_BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """A published image set.
+
+    Attributes
+    ----------
+    shape : (channels, height, width) of an image.
+    class_names : (C,) what the labels 0 to C-1 stand for.
+    counts, test_counts : (C,) images of each class for training and for testing.
+    means : (channels,) of the training images, from 0 for black to 1, to four decimals.
+    forms : the official files and what reads them.
+    origin : where those files are to be had.
+    licence : what they may be used for.
+    """
+
+    shape: Shape
+    class_names: tuple[str, ...]
+    counts: tuple[int, ...]
+    test_counts: tuple[int, ...]
+    means: tuple[float, ...]
+    forms: tuple[Form, ...]
+    origin: str
+    licence: str
+
+
+IMAGES: dict[str, ImageSource] = {
+    "cifar10": ImageSource(
+        (3, 32, 32),
+        ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        (5000,) * 10,
+        (1000,) * 10,
+        (0.4914, 0.4822, 0.4465),
+        (
+            Form(tuple(f"{name}.bin" for name in CIFAR_BATCHES), read_records, "cifar-10-batches-bin"),
+            Form(CIFAR_BATCHES, read_pickles, "cifar-10-batches-py"),
+        ),
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        "none stated",
+    ),
+    "fashion_mnist": ImageSource(
+        (1, 28, 28),
+        (
+            "T-shirt/top",
+            "Trouser",
+            "Pullover",
+            "Dress",
+            "Coat",
+            "Sandal",
+            "Shirt",
+            "Sneaker",
+            "Bag",
+            "Ankle boot",
+        ),
+        (6000,) * 10,
+        (1000,) * 10,
+        (0.2860,),
+        (
+            Form(
+                (
+                    "train-images-idx3-ubyte.gz",
+                    "train-labels-idx1-ubyte.gz",
+                    "t10k-images-idx3-ubyte.gz",
+                    "t10k-labels-idx1-ubyte.gz",
+                ),
+                read_idx,
+            ),
+        ),
+        "https://github.com/zalandoresearch/fashion-mnist",
+        "MIT",
+    ),
+    "svhn": ImageSource(
+        (3, 32, 32),
+        tuple("0123456789"),
+        (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659),
+        (1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595),
+        (0.4377, 0.4438, 0.4728),
+        (Form(("train_32x32.mat", "test_32x32.mat"), read_mat),),
+        "http://ufldl.stanford.edu/housenumbers/ (format 2, cropped digits)",
+        "non-commercial use only",
+    ),
+}
+
+
+def are_images(name_or_path: str | Path) -> bool:
+    """Whether this is for `load_images`: a name in `IMAGES`, or an ``.npz`` file of more than rows."""
+    path = Path(name_or_path)
+    if str(name_or_path) in IMAGES or path.suffix.lower() != ".npz" or not path.is_file():
+        return str(name_or_path) in IMAGES
+    with reading(path, "arrays"), zipfile.ZipFile(path) as file:
+        if "x.npy" not in file.namelist():
+            return False
+        with file.open("x.npy") as array:  # no more than its head, of what may be gigabytes
+            version = np.lib.format.read_magic(array)
+            shape, *_ = (
+                np.lib.format.read_array_header_1_0(array)
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0(array)
+            )
+    return len(shape) > 2
+
+
+def load_images(name_or_path: str | Path, folder: str | Path | None = None) -> Images:
+    """Load a published image set by name, or images of one's own by the path of their file.
+
+    Parameters
+    ----------
+    name_or_path : a name in `IMAGES`, or the path of an ``.npz`` file with arrays ``x`` and ``test_x`` of
+        bytes (n, channels, height, width), and ``y`` and ``test_y`` of labels (n,), numbers or words.
+    folder : where published sets lie, in ``<name>``, ``images/<name>`` or right there: as sheets that
+        `write_sheets` made, as the official files, or as ``<name>.npz`` with arrays ``x``, ``y``, ``test_x``
+        and ``test_y``, whichever is found first. By default what the environment variable ``CORESIFT_DATA``
+        names, or else ``data``.
+
+    >>> load_images("cifar")
+    Traceback (most recent call last):
+    coresift.errors.InputError: there is no image set or file 'cifar'; did you mean 'cifar10'?
+    """
+    name = str(name_or_path)
+    if name not in IMAGES and Path(name).is_file():
+        return _read_own(Path(name))
+    if name not in IMAGES:
+        near = difflib.get_close_matches(name.lower(), IMAGES)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(IMAGES)}"
+        raise InputError(f"there is no image set or file {name!r}; {hint}")
+    source = IMAGES[name]
+    form, paths = _find(name, source, Path(folder or os.environ.get("CORESIFT_DATA") or "data"))
+    arrays = form.read(paths, source.shape)
+    difference = _difference(source, arrays)
+    if difference:
+        raise InputError(
+            f"{paths[0].parent} does not hold the published set {name!r}, read from {paths[0].name}: "
+            f"{difference}; get it from {source.origin}"
+        )
+    # Some files hold their axes in another order; for those, this is the one copy.
+    x, test_x = (np.ascontiguousarray(pixels) for pixels in arrays[::2])
+    y, test_y = (labels.astype(np.int64) for labels in arrays[1::2])
+    return Images(name, x, y, test_x, test_y, source.class_names)
+
+
+def _read_own(path: Path) -> Images:
+    """Images of one's own, whose classes are in the order of their labels."""
+    x, y, test_x, test_y = read_arrays([path])
+    for name, pixels, labels in (("x", x, y), ("test_x", test_x, test_y)):
+        last = pixels.ndim == 4 and min(pixels.shape[1:3]) > 4 and pixels.shape[3] in (1, 3, 4)
+        if pixels.ndim != 4 or pixels.dtype != np.uint8 or last:
+            change = f"; {name}.astype(np.uint8) makes bytes of numbers from 0 to 255"
+            if pixels.ndim == 3:
+                change = f"; {name}[:, None] adds a channel"
+            elif last:
+                change = f"; np.moveaxis({name}, 3, 1) brings the channels forward"
+            raise InputError(
+                f"{path}: {name} has shape {pixels.shape} and type {pixels.dtype}, expected bytes (uint8), "
+                f"(images, channels, height, width){change}"
+            )
+        if not pixels.size:
+            raise InputError(f"{path}: {name} has shape {pixels.shape}, so there is nothing in it")
+        if labels.shape != pixels.shape[:1]:
+            raise InputError(
+                f"{path}: {name} holds {len(pixels)} images, but its labels have shape {labels.shape}"
+            )
+    if x.shape[1:] != test_x.shape[1:]:
+        raise InputError(f"{path}: images are {x.shape[1:]} for training, but {test_x.shape[1:]} for testing")
+    if y.dtype.kind + test_y.dtype.kind not in ("ii", "iu", "ui", "uu", "UU", "bb"):
+        raise InputError(
+            f"{path}: y is of type {y.dtype} and test_y of type {test_y.dtype}, expected whole numbers or "
+            "words in both; astype(int) or astype(str) makes them so"
+        )
+    classes, codes = np.unique(np.concatenate([y.tolist(), test_y.tolist()]), return_inverse=True)
+    known, asked = codes[: len(y)], codes[len(y) :]
+    if len(np.unique(known)) < 2:
+        raise InputError(f"{path}: all labels in y are {y[0]}, expected at least two classes")
+    if not np.isin(asked, known).any():
+        raise InputError(f"{path}: no label in test_y, such as {test_y[0]}, is one of those in y")
+    names = tuple(str(name) for name in classes.tolist())
+    return Images(path.stem, np.ascontiguousarray(x), known, np.ascontiguousarray(test_x), asked, names)
+
+
+def _find(name: str, source: ImageSource, folder: Path) -> tuple[Form, Sequence[Path]]:
+    """The first form all of whose files are there, and these."""
+    forms = (SHEETS, *source.forms, Form((f"{name}.npz",), read_arrays))
+    incomplete = []
+    for place in (folder / name, folder / "images" / name, folder):
+        for form in forms:
+            for inner in dict.fromkeys((place, place / form.subfolder)):
+                found = {file: path for file in form.files if (path := _present(inner / file))}
+                missing = [file for file in form.files if file not in found]
+                if not missing:
+                    return form, list(found.values())
+                if found:
+                    incomplete.append(f" {inner} has {', '.join(found)} but no {', '.join(missing)}.")
+    wanted = "; or ".join(", ".join(form.files) for form in forms)
+    raise InputError(
+        f"the image set {name!r} is not in the folder {folder}: neither there nor in {name} or images/{name} "
+        f"within it are {wanted}.{''.join(incomplete)} Get it from {source.origin}, licence: "
+        f"{source.licence}; point to another folder with folder= or the environment variable CORESIFT_DATA"
+    )
+
+
+def _present(path: Path) -> Path | None:
+    """The file, packed or unpacked, if there is one."""
+    unpacked = path.with_suffix("") if path.suffix == ".gz" else path
+    return next((file for file in (path, unpacked) if file.is_file()), None)
+
+
+def _difference(source: ImageSource, arrays: Arrays) -> str | None:
+    """What tells the arrays from the published set, in words; nothing if they are the same."""
+    x, y, test_x, test_y = arrays
+    for split, pixels, labels, counts in (
+        ("training", x, y, source.counts),
+        ("test", test_x, test_y, source.test_counts),
+    ):
+        shape = (sum(counts), *source.shape)
+        if pixels.shape != shape or pixels.dtype != np.uint8:
+            return (
+                f"its {split} images have shape {pixels.shape} and type {pixels.dtype}, "
+                f"expected {shape} and uint8"
+            )
+        if labels.shape != shape[:1] or labels.dtype.kind not in "iu":
+            return (
+                f"its {split} labels have shape {labels.shape} and type {labels.dtype}, "
+                f"expected {shape[:1]} and whole numbers"
+            )
+        if labels.min() < 0 or labels.max() >= len(counts):
+            return (
+                f"its {split} labels lie in {labels.min()} to {labels.max()}, expected 0 to {len(counts) - 1}"
+            )
+        seen = tuple(np.bincount(labels.astype(np.int64), minlength=len(counts)).tolist())
+        if seen != counts:
+            return f"its {split} classes have {seen} images, expected {counts}"
+    # Sums in whole numbers: a copy of x in floating point would take eight times its memory.
+    means = x.sum((0, 2, 3), dtype=np.uint64) / (255 * x[:, 0].size)
+    if np.abs(means - source.means).max() > 1e-4:
+        seen_means = ", ".join(f"{mean:.4f}" for mean in means)
+        return f"its channels have means {seen_means}, expected {', '.join(f'{m:.4f}' for m in source.means)}"
+    return None

@@ -1,1 +1,0 @@
-"""Selection loops for particular hardware."""

@@ -1,0 +1,24 @@
+"""Posteriors: what a model believes, seen through samples and predictions."""
+
+from coresift.posteriors.base import LastLayerPosterior, Posterior
+from coresift.posteriors.linear import BayesianLinearRegression, LinearPosterior, NormalInverseGammaPosterior
+from coresift.posteriors.network import NetworkPosterior
+from coresift.posteriors.probit import BayesianProbitRegression, ProbitPosterior
+from coresift.posteriors.samples import ClassSamples, FunctionPosterior, GaussianSamples, SampledPredictions
+from coresift.posteriors.softmax import SoftmaxPosterior
+
+__all__ = [
+    "BayesianLinearRegression",
+    "BayesianProbitRegression",
+    "ClassSamples",
+    "FunctionPosterior",
+    "GaussianSamples",
+    "LastLayerPosterior",
+    "LinearPosterior",
+    "NetworkPosterior",
+    "NormalInverseGammaPosterior",
+    "Posterior",
+    "ProbitPosterior",
+    "SampledPredictions",
+    "SoftmaxPosterior",
+]

@@ -1,0 +1,139 @@
+"""Bayesian linear regression in closed form, with known and with unknown noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import Normal, StudentT
+
+from coresift.posteriors.gaussian import GaussianWeights, check_labelled, check_positive, gaussian_prior
+from coresift.types import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class LinearPosterior(GaussianWeights):
+    """theta ~ N(mean, covariance), y | x, theta ~ N(theta^T x, noise_variance).
+
+    Attributes
+    ----------
+    mean : (d,)
+    covariance : (d, d)
+    noise_variance : s0^2
+
+    >>> posterior = LinearPosterior(torch.zeros(2), torch.eye(2), noise_variance=1.0)
+    >>> posterior.predictive(torch.tensor([[3.0, 4.0]])).variance
+    tensor([26.])
+    """
+
+    noise_variance: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.noise_variance, "noise_variance")
+
+    def likelihood(self, outputs: Tensor, theta: Tensor) -> Normal:
+        return Normal(outputs.squeeze(-1), self.noise_variance**0.5)
+
+    def predictive(self, x: Tensor) -> Normal:
+        scale = (self.function_variance(x) + self.noise_variance).sqrt()
+        return Normal(self.features(x) @ self.mean, scale.to(self.mean))
+
+
+@dataclass(frozen=True, eq=False)
+class NormalInverseGammaPosterior(GaussianWeights):
+    """theta | s2 ~ N(mean, s2 covariance), s2 ~ InverseGamma(shape, rate), y | x ~ N(theta^T x, s2).
+
+    The predictive is Student's t with ``2 shape`` degrees of freedom.
+
+    Attributes
+    ----------
+    mean : (d,)
+    covariance : (d, d), V: that of theta in units of the noise variance s2.
+    shape, rate : a and b of the inverse gamma; the predictive variance is finite only for ``shape > 1``.
+    """
+
+    shape: float
+    rate: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.rate, "rate")
+        if not self.shape > 1:
+            raise InputError(
+                f"shape is {self.shape}, but the predictive variance is finite only above 1; "
+                "add labelled points or a larger prior shape"
+            )
+
+    def sample(self, num: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """(J, d) draws of theta and (J,) of the noise variance."""
+        noise_variance = self.rate / _standard_gamma(self.shape, num, generator).to(self.mean)
+        return self.mean + noise_variance.sqrt()[:, None] * self.deviations(num, generator), noise_variance
+
+    def outputs(self, features: Tensor, theta: tuple[Tensor, Tensor]) -> Tensor:
+        return super().outputs(features, theta[0])
+
+    def likelihood(self, outputs: Tensor, theta: tuple[Tensor, Tensor]) -> Normal:
+        return Normal(outputs.squeeze(-1), theta[1].sqrt()[:, None].expand(outputs.shape[:2]))
+
+    def predictive(self, x: Tensor) -> StudentT:
+        scale = (self.rate / self.shape * (1 + self.function_variance(x))).sqrt()
+        return StudentT(2 * self.shape, self.features(x) @ self.mean, scale.to(self.mean))
+
+
+@dataclass(frozen=True)
+class BayesianLinearRegression:
+    """Linear regression with a Gaussian prior, solved exactly.
+
+    The columns of x are used as they are: append a column of ones for an intercept.
+
+    Parameters
+    ----------
+    noise_variance : the variance of the noise where it is known. ``None`` learns it, with the prior
+        theta | s2 ~ N(prior_mean, s2 prior_covariance), s2 ~ InverseGamma(noise_shape, noise_rate).
+    prior_mean : a number or (d,).
+    prior_covariance : a variance shared by all weights, (d,) variances, or a (d, d) covariance.
+
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
+    >>> posterior = BayesianLinearRegression(noise_variance=0.1).fit(x, x @ torch.tensor([1.0, 2.0]).double())
+    >>> posterior.mean.round(decimals=2).tolist()
+    [1.0, 1.91]
+    """
+
+    noise_variance: float | None = None
+    prior_mean: float | Tensor = 0.0
+    prior_covariance: float | Tensor = 1.0
+    noise_shape: float = 1.0
+    noise_rate: float = 1.0
+
+    def fit(self, x: Tensor, y: Tensor) -> LinearPosterior | NormalInverseGammaPosterior:
+        """Condition on rows ``x`` (n, d) and targets ``y`` (n,).
+
+        n may be zero, for the prior itself, where the noise is known or ``noise_shape`` is above 1.
+        """
+        given, y = check_labelled(x, y)
+        x, y = given.double(), y.double()  # which float32 can be too coarse to solve
+        prior_mean, prior_precision = gaussian_prior(self.prior_mean, self.prior_covariance, x)
+        noise = 1.0 if self.noise_variance is None else self.noise_variance
+        check_positive(noise, "noise_variance")
+        precision = prior_precision + x.mT @ x / noise
+        shift = prior_precision @ prior_mean + x.mT @ y / noise
+        factor = torch.linalg.cholesky(precision)
+        mean = torch.cholesky_solve(shift[:, None], factor)[:, 0]
+        covariance = torch.cholesky_inverse(factor)
+        result = mean.to(given), covariance.to(given)
+        if self.noise_variance is not None:
+            return LinearPosterior(*result, self.noise_variance)
+        residual, drift = y - x @ mean, mean - prior_mean
+        # The same as b0 + (y^T y + m0^T P0 m0 - m^T P m) / 2, without the cancellation.
+        rate = self.noise_rate + 0.5 * float(residual @ residual + drift @ prior_precision @ drift)
+        return NormalInverseGammaPosterior(*result, self.noise_shape + len(x) / 2, rate)
+
+
+def _standard_gamma(shape: float, num: int, generator: torch.Generator) -> Tensor:
+    """(num,) draws of Gamma(shape, 1), in float64."""
+    # torch draws gammas from its global generator only; NumPy takes a seed of ours.
+    seed = int(torch.randint(2**62, (), generator=generator))
+    return torch.from_numpy(np.random.default_rng(seed).standard_gamma(shape, num))

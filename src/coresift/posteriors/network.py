@@ -1,0 +1,171 @@
+"""A network with a Bayesian last layer: features by the network, everything else by the layer's posterior."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, Independent, Normal
+
+from coresift.pool import ArrayPool, Pool, as_pool, keep_rows, read
+from coresift.posteriors.base import LastLayerPosterior, Posterior
+from coresift.posteriors.samples import mixture
+from coresift.threads import enough_threads
+from coresift.types import InputError
+
+# Rows that a network is given at a time, and the numbers in them, at most: what a wide network computes on
+# the way takes many times the memory of the images themselves.
+_ROWS, _NUMBERS = 1024, 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkPosterior:
+    """p(y | x, theta) of a last layer with parameters theta, on the features of a fixed network.
+
+    Attributes
+    ----------
+    network : rows (n, ...) -> features (n, D), in evaluation mode.
+    head : the posterior of the last layer, on features.
+    """
+
+    network: nn.Module
+    head: Posterior
+
+    def to(self, device: torch.device | str) -> NetworkPosterior:
+        """The same on another device; the network moves there, as modules do."""
+        head: Any = self.head
+        return NetworkPosterior(self.network.to(device), head.to(device))
+
+    def sample(self, num: int, generator: torch.Generator) -> Any:
+        return self.head.sample(num, generator)
+
+    def features(self, x: Tensor) -> Tensor:
+        return outputs_of(self.network, x)
+
+    def outputs(self, features: Tensor, theta: Any) -> Tensor:
+        return self._last_layer.outputs(self._last_layer.features(features), theta)
+
+    def likelihood(self, outputs: Tensor, theta: Any) -> Distribution:
+        return self._last_layer.likelihood(outputs, theta)
+
+    def conditional(self, x: Tensor, theta: Any) -> Distribution:
+        return self.head.conditional(self.features(x), theta)
+
+    def predictive(self, x: Tensor) -> Distribution:
+        return self.head.predictive(self.features(x))
+
+    def map_pool(self, pool: Pool, memory: int | None = None) -> ArrayPool:
+        """The pool as the last layer sees it: run through the network once, and kept in memory or, if that is
+        more than a quarter of ``memory`` bytes, in a temporary file.
+        """
+        size = rows_per_pass(next(pool.chunks()).x.shape[1:])
+        return keep_rows((self.features(block.x) for block in read(pool, size)), len(pool), memory)
+
+    @property
+    def _last_layer(self) -> LastLayerPosterior:
+        if not isinstance(self.head, LastLayerPosterior):
+            raise InputError(
+                "several networks have no last layer in common to take gradients of; fit with num_members=1, "
+                "or choose a strategy that needs no gradients, such as 'acs-fw'"
+            )
+        return self.head
+
+
+class SideBySide(nn.ModuleList):
+    """Several networks as one: rows (n, ...) -> their features, one beside the other, (n, K D).
+
+    >>> SideBySide([nn.Identity(), nn.Flatten()])(torch.ones(4, 3)).shape
+    torch.Size([4, 6])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([network(x) for network in self], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class MixedHeads:
+    """Last layers for regression on networks `SideBySide`, mixed in equal parts.
+
+    The predictive is the Gaussian with the mixture's mean and variance, for the reason that `GaussianSamples`
+    gives.
+
+    Attributes
+    ----------
+    heads : posterior k reads columns k D to (k + 1) D of the features (n, K D).
+
+    >>> from coresift.posteriors.linear import LinearPosterior
+    >>> heads = tuple(LinearPosterior(torch.tensor([weight]), torch.eye(1), 1.0) for weight in (0.0, 2.0))
+    >>> MixedHeads(heads).predictive(torch.ones(1, 2)).variance.round(decimals=3)
+    tensor([3.])
+    """
+
+    heads: tuple[Posterior, ...]
+
+    def to(self, device: torch.device | str) -> MixedHeads:
+        heads: Any = self.heads
+        return MixedHeads(tuple(head.to(device) for head in heads))
+
+    def sample(self, num: int, generator: torch.Generator) -> list[Any]:
+        """Draws from each head, ``num`` in all and as evenly as can be."""
+        each, rest = divmod(num, len(self.heads))
+        return [head.sample(each + (k < rest), generator) for k, head in enumerate(self.heads)]
+
+    def features(self, x: Tensor) -> Tensor:
+        """(n, K D) the rows themselves."""
+        return x
+
+    def conditional(self, x: Tensor, theta: list[Any]) -> Distribution:
+        """Batch shape (J, n), the draws from the first head first."""
+        parts = zip(self.heads, x.tensor_split(len(self.heads), -1), theta, strict=True)
+        return _joined([head.conditional(part, one) for head, part, one in parts], torch.cat)
+
+    def predictive(self, x: Tensor) -> Distribution:
+        parts = zip(self.heads, x.tensor_split(len(self.heads), -1), strict=True)
+        return mixture(_joined([head.predictive(part) for head, part in parts], torch.stack))
+
+
+def _joined(each: list[Distribution], join: Callable[[list[Tensor]], Tensor]) -> Distribution:
+    """Gaussians of the same means and variances, as one distribution."""
+    normal = Normal(join([one.mean for one in each]), join([one.stddev for one in each]), validate_args=False)
+    return Independent(normal, 1, validate_args=False) if each[0].event_shape else normal
+
+
+def at_the_last_layer(
+    posterior: Any, pool: Pool, labelled: Tensor | None, memory: int | None = None
+) -> tuple[Any, Pool, Tensor | None]:
+    """A network's last layer on the network's features: the same problem, with its closed forms."""
+    if not isinstance(posterior, NetworkPosterior):
+        return posterior, pool, labelled
+    known = None if labelled is None else torch.as_tensor(posterior.map_pool(as_pool(labelled)).rows)
+    return posterior.head, posterior.map_pool(pool, memory), known
+
+
+def input_tensor(network: nn.Module) -> Tensor:
+    """A tensor of the device and precision that a network's rows should have: its first.
+
+    A `Standardise` in front wants more precision than the layers.
+    """
+    tensors: Iterable[Tensor] = network.state_dict().values()
+    return next(value for value in tensors if value.is_floating_point())
+
+
+@torch.no_grad()
+def outputs_of(network: nn.Module, x: Tensor) -> Tensor:
+    """(n, ...) what a network in evaluation mode makes of rows (n, ...), of a few at a time."""
+    where = input_tensor(network)
+    parts = torch.split(x, rows_per_pass(x.shape[1:]))
+    with enough_threads(len(parts[0]) * sum(weights.numel() for weights in network.parameters())):
+        return torch.cat([network(part.to(where.device, where.dtype)) for part in parts])
+
+
+def rows_per_pass(shape: Sequence[int]) -> int:
+    """How many rows of this shape a network is given at once.
+
+    >>> rows_per_pass((30,)), rows_per_pass((3, 224, 224))
+    (1024, 27)
+    """
+    return max(1, min(_ROWS, _NUMBERS // max(1, math.prod(shape))))

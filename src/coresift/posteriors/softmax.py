@@ -1,0 +1,86 @@
+"""A Bayesian softmax layer: Gaussian weights on given features, class probabilities out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical
+
+from coresift.checks import check_shape, check_whole
+from coresift.posteriors.samples import by_blocks, own_generator
+from coresift.types import InputError
+
+# Log probabilities stop here: one that rounds to minus infinity would rule an outcome out for good.
+_LOWEST = -30.0
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxPosterior:
+    """W ~ N(mean, diag(deviation^2) + sum_r factor_r factor_r^T), y | x, W ~ Categorical(softmax(W x)).
+
+    A mean-field posterior has no factor; a full covariance has as many as its Cholesky factor has columns.
+
+    Attributes
+    ----------
+    mean : (C, D)
+    deviation : (C, D), at least zero.
+    factor : (R, C, D); R may be zero.
+    num_predictive : how many draws of W the predictive averages over; always the same ones.
+
+    >>> posterior = SoftmaxPosterior(torch.zeros(3, 2), torch.ones(3, 2), torch.zeros(0, 3, 2))
+    >>> posterior.conditional(torch.ones(4, 2), posterior.sample(5, torch.Generator())).batch_shape
+    torch.Size([5, 4])
+    """
+
+    mean: Tensor
+    deviation: Tensor
+    factor: Tensor
+    num_predictive: int = 100
+
+    def to(self, device: torch.device | str) -> SoftmaxPosterior:
+        """The same on another device."""
+        mean, deviation, factor = (one.to(device) for one in (self.mean, self.deviation, self.factor))
+        return replace(self, mean=mean, deviation=deviation, factor=factor)
+
+    def __post_init__(self) -> None:
+        num_predictive = check_whole(self.num_predictive, 1, "num_predictive")
+        object.__setattr__(self, "num_predictive", num_predictive)
+        check_shape(self.mean, (None, None), "the mean of the weights")
+        check_shape(self.deviation, tuple(self.mean.shape), "the deviation of the weights")
+        check_shape(self.factor, (None, *self.mean.shape), "the factor of the weights")
+        if bool((self.deviation < 0).any()):
+            raise InputError(f"a deviation is {float(self.deviation.min()):.3g}, expected at least zero")
+
+    def sample(self, num: int, generator: torch.Generator) -> Tensor:
+        """(J, C, D) draws of the weights, made on the CPU so that a seed means the same everywhere."""
+        own = torch.randn(num, *self.mean.shape, generator=generator).to(self.mean)
+        shared = torch.randn(num, len(self.factor), generator=generator).to(self.mean)
+        return self.mean + own * self.deviation + torch.einsum("jr,rcd->jcd", shared, self.factor)
+
+    def features(self, x: Tensor) -> Tensor:
+        """(n, D) the rows themselves, in the posterior's precision."""
+        check_shape(x, (None, self.mean.shape[1]), "x")
+        return x.to(self.mean)
+
+    def outputs(self, features: Tensor, theta: Tensor) -> Tensor:
+        """(J, n, C) the logits."""
+        return features @ theta.mT
+
+    def likelihood(self, outputs: Tensor, theta: Tensor) -> Categorical:
+        return Categorical(logits=torch.log_softmax(outputs, -1).clamp(min=_LOWEST), validate_args=False)
+
+    def conditional(self, x: Tensor, theta: Tensor) -> Categorical:
+        return self.likelihood(self.outputs(self.features(x), theta), theta)
+
+    @cached_property
+    def _draws(self) -> Tensor:
+        return self.sample(self.num_predictive, own_generator())
+
+    def predictive(self, x: Tensor) -> Categorical:
+        def mean(rows: Tensor) -> Categorical:
+            return Categorical(probs=self.conditional(rows, self._draws).probs.mean(0), validate_args=False)
+
+        return by_blocks(mean, x, len(self._draws) * len(self.mean))
