@@ -3,8 +3,8 @@
     python benchmarks/same_batches.py batches.json            # compare; write the file if there is none
     python benchmarks/same_batches.py batches.json --cuda     # the same batches with the pool on a GPU
 
-Batches must not change when code is only rewritten. The script prints each batch that differs, and how many of
-its points the two have in common.
+Batches must not change when code is only rewritten. The script prints each batch that differs, and how many
+of its points the two have in common.
 """
 
 from __future__ import annotations
