@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import coresift
-from coresift import demo
+from coresift.bench import demo
 from coresift.bench.data import load_energy
 from coresift.cli import app
 from coresift.report.figures import learning_curves, save, to_svg
