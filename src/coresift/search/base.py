@@ -1,0 +1,237 @@
+"""The two questions that selectors ask about a pool, and the engines that answer them.
+
+*Which vector points most along this one?* is answered by a `CosineSearch`, and *which point is farthest from
+the centres so far?* by `CentreDistances`. Frank-Wolfe, GIGA, LCMD, k-center and k-means++ are each written
+once, as a function that makes one step with these answers. An engine is the code that answers on one kind of
+hardware.
+
+`cosine_search` and `centre_distances` choose the engine: by the type of the space, and for stored vectors by
+their device. A space of a new type registers its own answers with ``cosine_search.register`` and
+``centre_distances.register``. A new kind of device is a module with one call of `register_engine`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from coresift.spaces.base import Space
+from coresift.spaces.vectors import VectorSpace
+from coresift.types import Index
+
+
+class CosineSearch(ABC):
+    """Finds the open point whose vector has the largest cosine with an element of the space.
+
+    Elements, indices and all other tensors that it takes and gives are on the device of the space.
+
+    Attributes
+    ----------
+    space : whose vectors are searched.
+    run_length : the largest number of steps that `repeat` makes without the host in between. Where it is one,
+        the host sees each step before the next.
+    """
+
+    space: Space
+    run_length: int = 1
+
+    @abstractmethod
+    def argmax(self, element: Tensor, beside: Tensor | None = None) -> Tensor:
+        """Find the open point with the largest <element, L_n> / ||L_n||.
+
+        With ``beside``, an element u of norm one, only the part of L_n that is orthogonal to u counts in the
+        norm: <element, L_n> / sqrt(||L_n||^2 - <u, L_n>^2), which GIGA asks for.
+
+        Returns a 0-dimensional integer tensor: ties go to the lower index, and -1 means that no point is
+        open.
+        """
+
+    @abstractmethod
+    def vector(self, n: Tensor) -> Tensor:
+        """Look up the element L_n of a 0-dimensional index, on a GPU without asking the host.
+
+        For an index of -1 it is any element, as long as its numbers are finite.
+        """
+
+    @abstractmethod
+    def close(self, index: Tensor) -> None:
+        """Take the points ``index`` (k,), or one 0-dimensional index, out of the search; -1 stands for no
+        point.
+        """
+
+    @abstractmethod
+    def reopen(self, index: Tensor) -> None:
+        """Put the points ``index`` (k,) back, which steps of a run closed and the host took back."""
+
+    def repeat(self, step: Step, inputs: Tensors, state: Tensors, times: int) -> Tensors:
+        """Make ``times`` steps, ``state = step(self, inputs, state)``, and return all states on the way.
+
+        Parameters
+        ----------
+        step : a function that always does the same tensor operations, so that a GPU can record them once for
+            each ``step`` as a graph and replay it. Keep the function the same object from call to call. It
+            may call `argmax`, `vector` and `close`.
+        inputs : tensors that stay the same over these steps, such as the target.
+        state : tensors that change; shapes and types stay the same.
+        times : at most `run_length`.
+
+        Returns the tensors of the state after each step, each with one more axis of size ``times`` in front.
+        """
+        states = []
+        for _ in range(times):
+            state = step(self, inputs, state)
+            states.append(state)
+        if times == 1:  # without a copy
+            return tuple(part[None] for part in state)
+        return tuple(torch.stack(parts) for parts in zip(*states, strict=True))
+
+
+class CentreDistances(ABC):
+    """Keeps the squared distance from every point to the nearest of a growing set of centres.
+
+    The first centres are the labelled points (`Space.anchors`) and the pending points. Where there are none,
+    the origin is the first centre. The points nearest to centre k are cluster k.
+
+    Two points are the same, at distance zero, where their squared distance is below `spaces.base.SAME` times
+    the sum of their squared norms.
+
+    Attributes
+    ----------
+    run_length : the largest number of steps that `repeat` makes without the host in between.
+    """
+
+    run_length: int = 1
+
+    @property
+    @abstractmethod
+    def sums(self) -> Tensor:
+        """(K,) float64 sum of the squared distances in each cluster, in the order in which centres were
+        added.
+
+        A GPU may have more entries than there are centres; those are zero.
+        """
+
+    @abstractmethod
+    def largest_cluster(self) -> Tensor:
+        """The 0-dimensional number of the cluster with the largest sum; ties go to the lower number."""
+
+    @abstractmethod
+    def farthest(self, cluster: Tensor | None = None) -> Tensor:
+        """Find the open point farthest from its centre, in one cluster or in all.
+
+        Returns a 0-dimensional integer tensor: ties go to the lower index, and -1 means that no open point is
+        at a distance above zero.
+        """
+
+    @abstractmethod
+    def add(self, n: Tensor) -> None:
+        """Make the point of a 0-dimensional index a centre; -1 adds none."""
+
+    @abstractmethod
+    def draw(self, share: float) -> Tensor:
+        """Find the open point at which the cumulative sum of squared distances reaches ``share`` of the
+        whole.
+
+        Returns a 0-dimensional integer tensor; -1 means that no open point is at a distance above zero.
+        """
+
+    @abstractmethod
+    def radius(self) -> float:
+        """The largest distance of any point to its nearest centre."""
+
+    @abstractmethod
+    def spread(self) -> float:
+        """The root of the sum of all squared distances."""
+
+    def repeat(self, step: Callable[[Any], Tensor], times: int) -> Tensor:
+        """Make ``times`` steps, at most `run_length`, and return (times,) what each returned.
+
+        Parameters
+        ----------
+        step : calls `largest_cluster`, `farthest` and `add`, and returns the 0-dimensional index of the point
+            that it made a centre, or -1. It always does the same tensor operations; keep it the same object.
+        """
+        return torch.stack([step(self) for _ in range(times)])
+
+
+Tensors = tuple[Tensor, ...]
+Step = Callable[[Any, Any, Any], Tensors]
+
+
+@singledispatch
+def cosine_search(space: Space, open: Tensor) -> CosineSearch:
+    """Prepare the search for the largest cosine among the points of a mask.
+
+    Parameters
+    ----------
+    space : decides by its type who answers.
+    open : (N,) bool, the points that may be found, each of norm above zero. It is copied where it changes
+        later.
+    """
+    raise TypeError(f"nothing searches a {type(space).__name__}; register it with cosine_search.register")
+
+
+@singledispatch
+def centre_distances(
+    space: Space, open: Tensor, pending: Index, budget: int, exact: bool = False
+) -> CentreDistances:
+    """Prepare the distances to the first centres.
+
+    Parameters
+    ----------
+    space : decides by its type who answers.
+    open : (N,) bool, the points that may become centres; all points count in the sums.
+    pending : points that are centres from the start.
+    budget : how many centres will be added at most.
+    exact : compute every distance that changes at once in float64, as `draw` needs. Otherwise an engine may
+        keep rounded distances and look closer only where a decision needs it.
+    """
+    raise TypeError(f"nothing searches a {type(space).__name__}; register it with centre_distances.register")
+
+
+class _Distances(Protocol):
+    def __call__(
+        self, space: VectorSpace, open: Tensor, pending: Index, budget: int, exact: bool
+    ) -> CentreDistances: ...
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What answers for stored vectors on one kind of device."""
+
+    cosine_search: Callable[[VectorSpace, Tensor], CosineSearch]
+    centre_distances: _Distances
+
+
+_ENGINES: dict[str, Engine] = {}
+# The modules that call `register_engine`, imported when vectors on such a device are first searched.
+_MODULES = {"cpu": "coresift.search.cpu", "cuda": "coresift.search.cuda"}
+
+
+def register_engine(device_type: str, engine: Engine) -> None:
+    """Let an engine answer for the stored vectors on devices of a type, such as "cuda"."""
+    _ENGINES[device_type] = engine
+
+
+def engine_for(device: torch.device) -> Engine:
+    """The engine for a device; that of the CPU, which is plain torch, where there is no other."""
+    if device.type not in _ENGINES:
+        importlib.import_module(_MODULES.get(device.type, _MODULES["cpu"]))
+    return _ENGINES.get(device.type) or _ENGINES["cpu"]
+
+
+@cosine_search.register
+def _(space: VectorSpace, open: Tensor) -> CosineSearch:
+    return engine_for(space.device).cosine_search(space, open)
+
+
+@centre_distances.register
+def _(space: VectorSpace, open: Tensor, pending: Index, budget: int, exact: bool = False) -> CentreDistances:
+    return engine_for(space.device).centre_distances(space, open, pending, budget, exact)
