@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coresift.labelling.records import Chosen, Round, State
-from coresift.report.figures import CurvePoint
+from coresift.labelling.records import Chosen, CurvePoint, PlacedItem, ProjectReport, Round, State
 from coresift.report.page import Markup, markdown, page
-from coresift.report.project import PlacedItem, ProjectReport, project_page, write_project_report
+from coresift.report.project import project_page, write_project_report
 
 SCRIPT, ONERROR = "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>'
 AWAY = "<b>elsewhere</b>"

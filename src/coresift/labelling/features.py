@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 from coresift.atomic import replacing
-from coresift.bench.data.image_files import FORMATS, open_image
 from coresift.labelling.pools import Block, ItemPool
 from coresift.progress import progress_bar
+from coresift.reading import FORMATS, open_image
 from coresift.types import Floats, InputError
 
 Features: TypeAlias = npt.NDArray[np.float32]

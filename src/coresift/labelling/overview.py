@@ -9,8 +9,7 @@ import numpy as np
 
 import coresift
 from coresift.labelling.choose import stands_for
-from coresift.labelling.records import Chosen, CurvePoint
-from coresift.report.project import PlacedItem, ProjectReport
+from coresift.labelling.records import Chosen, CurvePoint, PlacedItem, ProjectReport
 from coresift.types import Floats, Index
 
 if TYPE_CHECKING:

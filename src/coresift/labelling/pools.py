@@ -19,7 +19,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from coresift.bench.data.readers import _is_number
 from coresift.labelling.files import PLAIN_NUMBERS, is_writable
 from coresift.labelling.records import LARGEST
 from coresift.labelling.table_files import (
@@ -33,6 +32,7 @@ from coresift.labelling.table_files import (
     row_name,
 )
 from coresift.pool import BLOCK, _let_go, _positions, open_npy
+from coresift.reading import is_number
 from coresift.types import Floats, InputError
 
 Kind: TypeAlias = Literal["table", "text", "images", "array"]
@@ -344,7 +344,7 @@ class TablePool(ItemPool):
         return [value for value in values if value is not None]
 
     def _as_costs(self, texts: Sequence[str]) -> Floats:
-        costs = np.array([float(text) if _is_number(text) else np.nan for text in texts])
+        costs = np.array([float(text) if is_number(text) else np.nan for text in texts])
         wrong = ~((costs > 0) & (costs < np.inf))
         if wrong.any():
             row = int(wrong.argmax())

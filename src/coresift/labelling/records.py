@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -94,3 +94,69 @@ class CurvePoint:
     error: float
     low: float
     high: float
+
+
+@dataclass(frozen=True)
+class PlacedItem:
+    """An item of the pool at its place on the map.
+
+    Attributes
+    ----------
+    description : column -> text; under ``image`` the path of a file.
+    rank, weight : of an item of the batch.
+    stands_for : ids of the pool items nearest to it, for which it stands.
+    share : of the pool, for which it stands.
+    predicted : the label that the model expected when the item was chosen, and the probability of a class.
+    """
+
+    id: str
+    x: float
+    y: float
+    state: State
+    description: Mapping[str, str] = field(default_factory=dict)
+    rank: int | None = None
+    weight: float | None = None
+    stands_for: tuple[str, ...] = ()
+    share: float | None = None
+    predicted: tuple[str, float | None] | None = None
+
+
+@dataclass(frozen=True)
+class ProjectReport:
+    """All that the page tells, as plain values.
+
+    Attributes
+    ----------
+    curve : the cross-validated error of each round, called `error_name`.
+    fitted : the learning curve with its interval; it may reach beyond the last round.
+    random : what random labels would have given.
+    answered : number of a round -> how many of its batch have an answer.
+    worth : sentences on what the batch is worth, when to stop, and what to keep in mind.
+    classes, values : the labels so far: of a classification label -> count, of a regression the numbers.
+    map, map_about : a sample of the pool and the whole batch, and how their places were found.
+    settings : name -> value, shown at the end.
+    withdrawn : number of a round -> how many of its batch were opened again, or excluded, without an answer.
+    """
+
+    name: str
+    task: Task
+    target: str
+    counts: Mapping[State, int]
+    rounds: Sequence[Round] = ()
+    answered: Mapping[int, int] = field(default_factory=dict)
+    curve: Sequence[CurvePoint] = ()
+    fitted: Sequence[CurvePoint] = ()
+    random: Sequence[CurvePoint] = ()
+    error_name: str = "error"
+    worth: Sequence[str] = ()
+    classes: Mapping[str, int] = field(default_factory=dict)
+    values: Sequence[float] = ()
+    map: Sequence[PlacedItem] = ()
+    map_about: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    withdrawn: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def standing(self) -> list[Round]:
+        """The rounds but those whose whole batch was withdrawn."""
+        return [each for each in self.rounds if self.withdrawn.get(each.number, 0) < max(1, len(each.batch))]

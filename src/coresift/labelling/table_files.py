@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from coresift.bench.data.readers import _check_names, _without_index
 from coresift.labelling.files import SEPARATORS
 from coresift.pool import BLOCK
+from coresift.reading import check_header, without_index
 from coresift.types import Floats, InputError
 
 Rows: TypeAlias = npt.NDArray[np.int64]
@@ -93,7 +93,7 @@ class CsvFile(TableFile):
         self._path = path
         with _explained(path):
             self.columns = self._names()
-        _check_names(path, self.columns)
+        check_header(path, self.columns)
         with _explained(path, self.columns):
             try:
                 self._types = self._find_types(text)
@@ -211,8 +211,8 @@ class ParquetFile(TableFile):
         with _explained(path):
             self._file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 18)
             schema = self._file.schema_arrow
-        _check_names(path, schema.names)
-        self.columns = _without_index(path, schema.empty_table(), None).column_names
+        check_header(path, schema.names)
+        self.columns = without_index(path, schema.empty_table(), None).column_names
         self.kinds = {field.name: _kind(field.type) for field in schema}
         self.with_commas = {}
         self.num_rows = self._file.metadata.num_rows

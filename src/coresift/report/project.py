@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from html import escape
 from itertools import pairwise
@@ -19,8 +19,8 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageOps
 
 from coresift.atomic import write_text
-from coresift.bench.data.image_files import open_image
-from coresift.labelling.records import CurvePoint, Round, State, Task
+from coresift.labelling.records import PlacedItem, ProjectReport, State
+from coresift.reading import open_image
 from coresift.report.figures import error_with_forecast
 from coresift.report.page import Heading, Markup, Part, Picture, Table, page
 
@@ -30,72 +30,6 @@ BATCH_TEXT, OTHER_TEXT, NAME = 2000, 240, 80
 THUMBNAIL, THUMBNAILS = 128, 1_500_000
 COLUMNS, CLASSES = 3, 25  # as many are shown of a table and of a bar chart
 WIDTH, HEIGHT, MARGIN = 480, 440, 16  # of the map
-
-
-@dataclass(frozen=True)
-class PlacedItem:
-    """An item of the pool at its place on the map.
-
-    Attributes
-    ----------
-    description : column -> text; under ``image`` the path of a file.
-    rank, weight : of an item of the batch.
-    stands_for : ids of the pool items nearest to it, for which it stands.
-    share : of the pool, for which it stands.
-    predicted : the label that the model expected when the item was chosen, and the probability of a class.
-    """
-
-    id: str
-    x: float
-    y: float
-    state: State
-    description: Mapping[str, str] = field(default_factory=dict)
-    rank: int | None = None
-    weight: float | None = None
-    stands_for: tuple[str, ...] = ()
-    share: float | None = None
-    predicted: tuple[str, float | None] | None = None
-
-
-@dataclass(frozen=True)
-class ProjectReport:
-    """All that the page tells, as plain values.
-
-    Attributes
-    ----------
-    curve : the cross-validated error of each round, called `error_name`.
-    fitted : the learning curve with its interval; it may reach beyond the last round.
-    random : what random labels would have given.
-    answered : number of a round -> how many of its batch have an answer.
-    worth : sentences on what the batch is worth, when to stop, and what to keep in mind.
-    classes, values : the labels so far: of a classification label -> count, of a regression the numbers.
-    map, map_about : a sample of the pool and the whole batch, and how their places were found.
-    settings : name -> value, shown at the end.
-    withdrawn : number of a round -> how many of its batch were opened again, or excluded, without an answer.
-    """
-
-    name: str
-    task: Task
-    target: str
-    counts: Mapping[State, int]
-    rounds: Sequence[Round] = ()
-    answered: Mapping[int, int] = field(default_factory=dict)
-    curve: Sequence[CurvePoint] = ()
-    fitted: Sequence[CurvePoint] = ()
-    random: Sequence[CurvePoint] = ()
-    error_name: str = "error"
-    worth: Sequence[str] = ()
-    classes: Mapping[str, int] = field(default_factory=dict)
-    values: Sequence[float] = ()
-    map: Sequence[PlacedItem] = ()
-    map_about: str = ""
-    settings: Mapping[str, str] = field(default_factory=dict)
-    withdrawn: Mapping[int, int] = field(default_factory=dict)
-
-    @property
-    def standing(self) -> list[Round]:
-        """The rounds but those whose whole batch was withdrawn."""
-        return [each for each in self.rounds if self.withdrawn.get(each.number, 0) < max(1, len(each.batch))]
 
 
 def write_project_report(report: ProjectReport, path: Path) -> None:

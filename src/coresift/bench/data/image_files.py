@@ -10,16 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from coresift.atomic import replacing
+from coresift.reading import open_image, pillow
 from coresift.types import Index, InputError
-
-if TYPE_CHECKING:
-    import PIL.Image
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 Shape: TypeAlias = tuple[int, int, int]
@@ -30,8 +28,6 @@ Arrays: TypeAlias = tuple[Array, Array, Array, Array]
 ROWS, COLUMNS = 500, 10
 PER_SHEET = ROWS * COLUMNS
 WEBP_LIMIT = 16383
-# Formats that Pillow decodes itself; for some others, such as EPS, it runs other programs on the file.
-FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +81,7 @@ def write_sheets(images: Images, folder: str | Path) -> None:
     ones with three equal channels; the last of a split is padded with zeros. Labels are in
     ``train_labels.npy`` and ``test_labels.npy``.
     """
-    from_array = _pillow().fromarray
+    from_array = pillow().fromarray
     splits = {"train": (images.x, images.y), "test": (images.test_x, images.test_y)}
     for x, _ in splits.values():
         channels, height, width = x.shape[1:]
@@ -160,20 +156,6 @@ def reading(path: Path, content: str) -> Iterator[None]:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise InputError(f"cannot read {path}: {reason}; it should hold {content}") from error
-
-
-def open_image(path: Path) -> PIL.Image.Image:
-    """Open an image of one of the ``FORMATS``, whatever its name says; all images are opened here."""
-    image: PIL.Image.Image = _pillow().open(path, formats=FORMATS)
-    return image
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InputError("sheets of images need Pillow: pip install pillow") from None
-    return Image
 
 
 def _read_split(labels: Path, shape: Shape) -> tuple[Pixels, Array]:

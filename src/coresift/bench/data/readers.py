@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from coresift.reading import check_header, without_index
 from coresift.types import Floats, InputError
 
 Numbers: TypeAlias = npt.NDArray[np.float32 | np.float64]
@@ -48,9 +48,9 @@ def read_own(path: Path, target: str | None = None) -> Table:
         return read_npz(path, target or "y")
     if kind not in (".csv", ".parquet"):
         raise InputError(f"cannot read {path}: its name should end in .csv, .parquet or .npz")
-    columns = _without_index(path, _read_arrow(path), target)
+    columns = without_index(path, _read_arrow(path), target)
     names = columns.column_names
-    _check_names(path, names)
+    check_header(path, names)
     return _from_arrow(path, columns, names[-1] if target is None else target)
 
 
@@ -109,52 +109,6 @@ def _read_arrow(path: Path, **options: Any) -> Any:
         return read(path, **options)
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
-
-
-def _without_index(path: Path, columns: Any, target: str | None) -> Any:
-    """The columns but those that pandas marked as its index, which number or name rows; a target stays."""
-    # Where an index is a range, a description of it stands in place of a name.
-    described = (columns.schema.pandas_metadata or {}).get("index_columns", [])
-    index = {name for name in described if isinstance(name, str) and name != target}
-    kept = [place for place, name in enumerate(columns.column_names) if name not in index]
-    if not kept:
-        raise InputError(f"{path} has no columns but an index of pandas; make columns of it by reset_index()")
-    return columns.select(kept)
-
-
-def _check_names(path: Path, names: Sequence[str]) -> None:
-    """Refuse names that are not a header, or do not tell the columns apart."""
-    if len(names) == 1 and path.suffix.lower() == ".csv":
-        for separator in ";\t":
-            if separator in names[0]:
-                raise InputError(
-                    f"{path} has one column, {names[0][:60]!r}: its separator seems to be {separator!r}; "
-                    "write it with commas"
-                )
-    # Both, since 1.5e-3 is data with a letter in it, and "?" is data that is no number.
-    letters = any(character.isalpha() for character in "".join(names))
-    if not letters or all(_is_number(name) for name in names if name.strip()):
-        raise InputError(f"{path} has no header: its first line is {','.join(names)[:60]}; put names there")
-    for place, name in enumerate(names):
-        if not name.strip():
-            raise InputError(
-                f"column {place} of {path} has no name; if it is the index of a DataFrame, "
-                "write the file with index=False, otherwise name it"
-            )
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise InputError(
-            f"{path} has more than one column named {', '.join(map(repr, repeated))}; "
-            "give each a name of its own or drop it"
-        )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _from_arrow(path: Path, columns: Any, target: str, dtype: npt.DTypeLike = np.float64) -> Table:
