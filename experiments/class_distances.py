@@ -31,7 +31,7 @@ from digits import BATCH, FIRST, accuracies, load
 from torch import Tensor
 
 from coresift.bench.config import Experiment
-from coresift.loop import Begun, Method, Simulation, step
+from coresift.bench.replay import Begun, Method, Simulation, step
 from coresift.pool import as_pool
 from coresift.selectors import LCMD
 from coresift.spaces import Space

@@ -20,7 +20,7 @@ import numpy as np
 from schedules import bought
 
 from coresift.bench.config import Experiment
-from coresift.loop import Method, Simulation, State, choose
+from coresift.bench.replay import Method, Simulation, State, choose
 from coresift.types import Index
 
 STRATEGIES = ["maxent", "margin", "bald", "k-center", "predictive-lcmd", "random"]

@@ -26,7 +26,7 @@ from misjudged import write
 from schedules import bought
 
 from coresift.bench.config import Experiment
-from coresift.loop import Method, State, step
+from coresift.bench.replay import Method, State, step
 
 # Between the seed of a run and those of its labels' other fits: no run has these.
 _APART = 1_000_000

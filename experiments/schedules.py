@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from coresift.bench.config import Experiment, Source
-from coresift.loop import Method, Simulation
+from coresift.bench.replay import Method, Simulation
 from coresift.types import Index
 
 HELD_OUT = 10_000

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from coresift import InputError, select
+from coresift.bench.replay import Method, Simulation
 from coresift.estimators import (
     DropoutClassifier,
     EnsembleRegressor,
@@ -15,7 +16,6 @@ from coresift.estimators import (
 )
 from coresift.estimators.dropout import DropoutPosterior
 from coresift.estimators.networks import MLP, Augment, ResNet18, Trainer
-from coresift.loop import Method, Simulation
 from coresift.pool import ArrayPool, NumpyPool
 from coresift.posteriors import BayesianProbitRegression, LinearPosterior, SoftmaxPosterior
 from coresift.selectors import Exhaustive, FrankWolfe, KCenter, KMedoids
@@ -92,7 +92,7 @@ def test_networks_pools_and_simulations(kind, tmp_path):
     simulation = Simulation(X, Y, None, kind(100), kind(50), kind(60), num_test=kind(20))
     state = simulation.begin(Method("random"), kind(3))
     assert state == simulation.begin(Method("random"), 3)
-    assert simulation._wanted(replace(state, guesses=((0, 0.0),))) == 49
+    assert simulation.wanted(replace(state, guesses=((0, 0.0),))) == 49
     assert BayesianProbitRegression(max_iterations=kind(100)).max_iterations == 100
 
 

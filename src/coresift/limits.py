@@ -23,3 +23,5 @@ arguments, so that tests can pass others. One section for each package.
 # --- report
 
 # --- bench and cli
+
+SMALL_TABLE = 50_000  # rows below which replays choose on the CPU, also where models are trained on a GPU

@@ -23,12 +23,12 @@ from coresift import STRATEGIES, InputError
 from coresift.bench import runner
 from coresift.bench.config import Experiment, Source
 from coresift.bench.data import load_table
+from coresift.bench.replay import Method, Round, step
 from coresift.bench.report import write_report
 from coresift.bench.runner import run_experiment
 from coresift.bench.store import Log, read
 from coresift.cli import app
 from coresift.estimators import LaplaceRegressor, NeuralLinearRegressor
-from coresift.loop import Method, Round, step
 
 TABLE1 = Path(__file__).parents[2] / "experiments" / "table1.toml"
 

@@ -15,6 +15,7 @@ from coresift import InputError
 from coresift.bench import batch_map
 from coresift.bench.batch_map import BatchMap, spread
 from coresift.bench.config import Experiment, Source
+from coresift.bench.replay import Method, Round, Simulation, _classified, calibration_error, run, step
 from coresift.bench.report import write_report
 from coresift.bench.runner import run_experiment
 from coresift.bench.store import Log
@@ -22,7 +23,6 @@ from coresift.cli import app
 from coresift.estimators import DropoutClassifier, NeuralLinearClassifier
 from coresift.estimators.networks import Augment, ResNet18
 from coresift.estimators.networks.layers import Standardise
-from coresift.loop import Method, Round, Simulation, _classified, calibration_error, run, step
 from coresift.posteriors.network import NetworkPosterior
 
 

@@ -20,10 +20,10 @@ import coresift.progress
 from coresift import InputError
 from coresift.bench.comparison import Results, compare_pairs, holm, seeds_needed, standings
 from coresift.bench.published import departure, paper_name, paper_rmse, paper_seconds
+from coresift.bench.replay import Round
 from coresift.bench.report import NOTHING, _curves, write_report
 from coresift.bench.runner import _display
 from coresift.bench.store import Log, Record, pack, read
-from coresift.loop import Round
 from coresift.report.figures import CurvePanel, curve_panels
 
 FIRST, BATCH, FULL, SEEDS = 20, 10, 40, 8

@@ -14,7 +14,7 @@ from scipy.spatial import cKDTree
 from sklearn.base import ClassifierMixin
 
 from coresift.atomic import replacing
-from coresift.loop import Method, Simulation, choose
+from coresift.bench.replay import Method, Simulation, choose
 from coresift.report.figures import COLOURS, INK, style
 from coresift.types import Floats, Index, InputError
 

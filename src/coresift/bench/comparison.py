@@ -17,8 +17,8 @@ import numpy as np
 from scipy.stats import rankdata, wilcoxon
 from scipy.stats import t as student
 
+from coresift.bench.replay import Round
 from coresift.bench.store import Record
-from coresift.loop import Round
 from coresift.report.figures import standard_error
 from coresift.types import Floats
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from coresift.bench.data import IMAGES, are_images, checksum, load_images, load_table
+from coresift.bench.replay import Method, Simulation
 from coresift.checks import check_switch, check_whole
 from coresift.estimators import (
     DropoutClassifier,
@@ -26,7 +27,6 @@ from coresift.estimators import (
     NeuralLinearRegressor,
 )
 from coresift.estimators.networks import MLP, Augment, ResNet18
-from coresift.loop import Method, Simulation
 from coresift.strategies import STRATEGIES
 from coresift.types import InputError
 

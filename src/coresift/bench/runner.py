@@ -20,8 +20,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 import coresift
 from coresift.bench.config import Experiment
+from coresift.bench.replay import Begun, Round, Simulation, State, step
 from coresift.bench.store import Log
-from coresift.loop import Begun, Round, Simulation, State, step
 from coresift.progress import now_and_then
 from coresift.report.figures import standard_error
 from coresift.types import InputError

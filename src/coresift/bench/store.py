@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from coresift.atomic import replacing, write_text
-from coresift.loop import Round
+from coresift.bench.replay import Round
 from coresift.types import InputError
 
 PACKED = "rounds.parquet"

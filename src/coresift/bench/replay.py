@@ -1,0 +1,487 @@
+"""Replays of labelling on a table whose labels are all known: the ring of `coresift.loop` with an oracle.
+
+A run's `State` is a value, and all randomness is drawn from its seed and its number of labels. A run that was
+stopped therefore goes on from what is written down of it, to the same end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from joblib import Parallel, delayed
+from sklearn.base import ClassifierMixin
+from torch import Tensor
+
+from coresift import limits
+from coresift.checks import check_switch, check_whole
+from coresift.loop import turn
+from coresift.pool import ArrayPool
+from coresift.posteriors.samples import FLOOR
+from coresift.strategies import Strategy, find_strategy, select
+from coresift.types import Index, InputError
+
+Label: TypeAlias = float | int | str
+
+
+@dataclass(frozen=True)
+class Method:
+    """How labels are bought.
+
+    Attributes
+    ----------
+    strategy : a name from `STRATEGIES`, or a `Strategy`.
+    num_samples : J, posterior samples; grows with the batch by default.
+    exact : use closed forms where the model has them.
+    fill : let Frank-Wolfe and GIGA fill their batches; without, they buy fewer labels in a round.
+    refit_every : points chosen between two fits; ``None`` for the whole batch.
+    impute : until its batch is complete, a chosen point has the model's prediction as a pseudo-label.
+
+    >>> Method("acs-fw", num_samples=10, exact=False, fill=False).resolved().selector
+    FrankWolfe(fill=False, tolerance=1e-06, start='zero')
+    """
+
+    strategy: str | Strategy
+    num_samples: int | None = None
+    exact: bool = True
+    fill: bool = True
+    refit_every: int | None = None
+    impute: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("refit_every", 1), ("num_samples", 2)):
+            if getattr(self, name) is not None:
+                # A NumPy integer becomes one of Python, which a log can hold.
+                object.__setattr__(self, name, check_whole(getattr(self, name), least, name))
+        for name in ("exact", "fill", "impute"):
+            check_switch(getattr(self, name), name)
+
+    def resolved(self) -> Strategy:
+        """Return the strategy with its options."""
+        strategy = find_strategy(self.strategy)
+        if self.fill:
+            return strategy
+        if not hasattr(strategy.selector, "fill"):
+            raise InputError(f"fill=False is for Frank-Wolfe and GIGA, not for {self.strategy!r}")
+        selector: Any = strategy.selector
+        return replace(strategy, selector=replace(selector, fill=False))
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one turn of a replay did.
+
+    Attributes
+    ----------
+    fits : how often the model had been trained before.
+    labels : true labels it was now trained on.
+    guessed : pseudo-labels it was trained on as well.
+    rmse : root mean squared error on the test set; ``None`` for classes.
+    log_density : mean predictive log density of the test set, or log probability of the true classes; a class
+        that the model has not met yet counts with a probability of 1e-6.
+    chosen : rows chosen then; none in the last round.
+    guesses : pseudo-labels of the chosen rows, where they are imputed.
+    bought : rows whose true labels came in.
+    fit_seconds : this run's part of the training time.
+    select_seconds : what it took to build the batch.
+    accuracy, calibration_error : of classes, on the test set; see `calibration_error`.
+    """
+
+    fits: int
+    labels: int
+    guessed: int
+    rmse: float | None
+    log_density: float
+    chosen: tuple[int, ...] = ()
+    guesses: tuple[Label, ...] = ()
+    bought: tuple[int, ...] = ()
+    fit_seconds: float = 0.0
+    select_seconds: float = 0.0
+    accuracy: float | None = None
+    calibration_error: float | None = None
+
+    @property
+    def error(self) -> float:
+        """What methods are compared by: the RMSE or, for classes, the error rate."""
+        if self.accuracy is not None:
+            return 1 - self.accuracy
+        assert self.rmse is not None, "a round measures one or the other"
+        return self.rmse
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands: all that its next turn needs.
+
+    Attributes
+    ----------
+    seed : of the split, the first labels, the networks and the choices.
+    labelled : rows with a label, in the order in which they came.
+    guesses : rows chosen since, with their pseudo-labels.
+    fits : how often the model was trained.
+    done : whether all labels are bought and learned.
+    """
+
+    method: Method
+    seed: int
+    labelled: tuple[int, ...]
+    guesses: tuple[tuple[int, Label], ...] = ()
+    fits: int = 0
+    done: bool = False
+
+    def after(self, turn: Round) -> State:
+        """Return the state after a round."""
+        guesses = () if turn.bought else (*self.guesses, *zip(turn.chosen, turn.guesses, strict=False))
+        return replace(
+            self,
+            labelled=self.labelled + turn.bought,
+            guesses=guesses,
+            fits=self.fits + 1,
+            done=not turn.chosen,
+        )
+
+    def seed_of(self, purpose: int) -> int:
+        """Draw a seed that runs of other methods share where they stand at the same number of labels."""
+        labels = len(self.labelled) + len(self.guesses)
+        return int(np.random.SeedSequence([self.seed, labels, purpose]).generate_state(1)[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """A table whose labels are all known, to replay labelling on.
+
+    Attributes
+    ----------
+    x, y : (N, ...) rows and (N,) labels, numbers or classes; images of bytes may be a tensor on a GPU.
+    model : an estimator with ``fit_many``, such as `NeuralLinearRegressor` or, for classes,
+        `NeuralLinearClassifier`.
+    first : labels at the start, drawn at random; if all were of one class, the last is replaced.
+    batch : labels bought in a round.
+    budget : labels bought in all; zero measures a model of the first labels.
+    test_share : fraction of the rows kept as the test set, other ones for each seed.
+    num_test : instead, the last so many rows are the test set for every seed.
+    workers : processes that evaluate and choose side by side, for small pools that are no images on a GPU.
+
+    >>> from coresift.estimators import NeuralLinearRegressor
+    >>> x = np.linspace(-1, 1, 60)[:, None]
+    >>> model = NeuralLinearRegressor(epochs=5, calibration_folds=0)
+    >>> simulation = Simulation(x, x[:, 0] ** 2, model, first=10, batch=5, budget=10)
+    >>> states = [simulation.begin(Method("acs-fw"), seed) for seed in range(3)]
+    >>> [[turn.labels for turn in turns] for turns in run(simulation, states)]
+    [[10, 10, 10], [15, 15, 15], [20, 20, 20]]
+    """
+
+    x: npt.NDArray[Any] | Tensor
+    y: npt.NDArray[Any]
+    model: Any
+    first: int = 20
+    batch: int = 10
+    budget: int = 100
+    test_share: float = 0.2
+    num_test: int | None = None
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("first", 1), ("batch", 1), ("budget", 0), ("num_test", 1), ("workers", 1)):
+            if getattr(self, name) is not None or name != "num_test":
+                object.__setattr__(self, name, check_whole(getattr(self, name), least, name))
+        if self._test_size < 1:
+            raise InputError(
+                f"test_share {self.test_share} keeps {self._test_size} rows for testing, expected one or more"
+            )
+        if len(self.x) != len(self.y):
+            raise InputError(f"x holds {len(self.x)} rows, but y {len(self.y)} labels")
+        needed, have = self.first + self.budget, len(self.x) - self._test_size
+        if needed > have:
+            raise InputError(
+                f"{self.first} first labels and {self.budget} bought in batches of {self.batch} cannot come "
+                f"from the {have} rows that are not kept for testing"
+            )
+
+    @property
+    def _test_size(self) -> int:
+        return round(self.test_share * len(self.x)) if self.num_test is None else self.num_test
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether ``fit_many`` trains one model after the other, as it does on images of bytes."""
+        return str(self.x.dtype).endswith("uint8")
+
+    def _order(self, seed: int) -> Index:
+        """(N,) the rows, the test set first."""
+        if self.num_test is None:
+            return np.random.default_rng(seed).permutation(len(self.x))
+        others = len(self.x) - self.num_test
+        test = np.arange(others, len(self.x))
+        return np.concatenate([test, np.random.default_rng(seed).permutation(others)])
+
+    def test_rows(self, seed: int) -> Index:
+        """(M,) the rows of the test set."""
+        return self._order(seed)[: self._test_size]
+
+    def pool_rows(self, state: State) -> Index:
+        """(N',) the rows that may be chosen next."""
+        rows = self._order(state.seed)[self._test_size :]
+        return rows[~np.isin(rows, self.known(state)[0])]
+
+    def begin(self, method: Method, seed: int) -> State:
+        """Return the state of a run with its first labels, which are the same for every method."""
+        seed = check_whole(seed, 0, "seed")
+        order = self._order(seed)[self._test_size :]
+        rows, others = order[: self.first], order[self.first :]
+        if isinstance(self.model, ClassifierMixin):  # a model of one class can tell nothing apart
+            different = others[self.y[others] != self.y[rows[0]]]
+            if len(different) and (self.y[rows] == self.y[rows[0]]).all():
+                rows[-1] = different[0]
+        return State(method, seed, tuple(rows.tolist()))
+
+    def known(self, state: State) -> tuple[Index, npt.NDArray[Any]]:
+        """Return rows and labels to train on, pseudo-labels among them."""
+        rows = np.array([*state.labelled, *(row for row, _ in state.guesses)])
+        labels = self.y[rows[: len(state.labelled)]]
+        if not state.guesses:
+            return rows, labels
+        return rows, np.concatenate([labels, [label for _, label in state.guesses]])
+
+    def wanted(self, state: State) -> int:
+        """How many points to choose now."""
+        open_labels = self.first + self.budget - len(state.labelled) - len(state.guesses)
+        left_in_batch = self.batch - len(state.guesses)
+        return min(state.method.refit_every or self.batch, left_in_batch, open_labels)
+
+
+# Models of the first labels by their seed, and the seconds that each took.
+Begun: TypeAlias = dict[int, tuple[Any, float]]
+
+
+def run(simulation: Simulation, states: Sequence[State]) -> Iterator[list[Round]]:
+    """Turn until every run has bought its labels and learned from them; yields the rounds of each turn."""
+    while states := [state for state in states if not state.done]:
+        states, rounds = step(simulation, states)
+        yield rounds
+
+
+def step(
+    simulation: Simulation, states: Sequence[State], begun: Begun | None = None
+) -> tuple[list[State], list[Round]]:
+    """Turn the ring once for each of several runs, whose models are trained as one computation.
+
+    Parameters
+    ----------
+    begun : keeps the models of the first labels: all methods begin with the same, so it is trained once.
+    """
+    models, seconds = _fit_together(simulation, states, {} if begun is None else begun)
+    small, on_cpu = len(simulation.x) < limits.SMALL_TABLE, str(simulation.model.device) == "cpu"
+    # A network for images takes so long on the CPU that it stays where it was trained, however few they are.
+    moved = small and not on_cpu and simulation.x.ndim == 2
+    workers = simulation.workers if small and (on_cpu or moved) else 1
+    # One thread for each worker: several that wait for each other are many times slower than none.
+    threads = 1 if workers > 1 else torch.get_num_threads()
+    runs = [
+        _Run(
+            simulation,
+            state,
+            model.posterior_.to("cpu") if moved else model.posterior_,
+            getattr(model, "classes_", None),
+            fit_seconds,
+        )
+        for state, model, fit_seconds in zip(states, models, seconds, strict=True)
+    ]
+    turns = Parallel(n_jobs=workers)(delayed(_turn_once)(one, threads) for one in runs)
+    return [state for state, _ in turns], [record for _, record in turns]
+
+
+def _fit_together(
+    simulation: Simulation, states: Sequence[State], begun: Begun
+) -> tuple[list[Any], list[float]]:
+    """Train a model for each state; with the seconds that each took."""
+    first = {state.seed: state for state in states if state.fits == 0 and state.seed not in begun}
+    needed = [*first.values(), *(state for state in states if state.fits > 0)]
+    fitted: list[tuple[Any, float]] = []
+    if needed:
+        known = [simulation.known(state) for state in needed]
+        sets = [(simulation.x[rows], labels) for rows, labels in known]
+        start = time.perf_counter()
+        models = simulation.model.fit_many(sets, [state.seed_of(0) for state in needed])
+        seconds = (time.perf_counter() - start) / len(needed)
+        fitted = [(model, seconds) for model in models]
+    begun |= dict(zip(first, fitted, strict=False))
+    later = iter(fitted[len(first) :])
+    both = [begun[state.seed] if state.fits == 0 else next(later) for state in states]
+    return [model for model, _ in both], [seconds for _, seconds in both]
+
+
+def _turn_once(learner: _Run, threads: int) -> tuple[State, Round]:
+    torch.set_num_threads(threads)
+    turn(learner, Oracle(learner.simulation.y))
+    return learner.state, learner.record
+
+
+class _Run:
+    """One simulated run as a `Learner`: its items are rows, and its answers rows with labels.
+
+    Its model was trained side by side with those of other runs.
+    """
+
+    record: Round
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        state: State,
+        posterior: Any,
+        classes: npt.NDArray[Any] | None,
+        fit_seconds: float,
+    ) -> None:
+        self.simulation, self.state, self.posterior = simulation, state, posterior
+        self.classes, self.fit_seconds = classes, fit_seconds
+        self.chosen: tuple[int, ...] = ()
+        self.select_seconds = 0.0
+
+    def pending(self) -> Sequence[int]:
+        return ()  # an oracle has answered by the end of a turn
+
+    def fit(self) -> Any:
+        return self.posterior
+
+    def choose(self, posterior: Any) -> Sequence[int]:
+        """Choose rows; labels that are imputed are asked for once their batch is complete."""
+        simulation, state = self.simulation, self.state
+        wanted = simulation.wanted(state)
+        if wanted == 0:
+            return ()
+        start = time.perf_counter()
+        self.chosen = choose(simulation, state, posterior, wanted)
+        self.select_seconds = time.perf_counter() - start
+        if not state.method.impute:
+            return self.chosen
+        waiting = (*(row for row, _ in state.guesses), *self.chosen)
+        labels = len(state.labelled) + len(waiting)
+        complete = len(waiting) == simulation.batch or labels == simulation.first + simulation.budget
+        return waiting if complete else ()
+
+    def look(self, posterior: Any, items: Sequence[int]) -> Round:
+        """Test the model; what was chosen does not change that."""
+        x, y = self.simulation.x, self.simulation.y
+        test = self.simulation.test_rows(self.state.seed)
+        predictive = posterior.predictive(torch.as_tensor(x[test]))
+        measured = (
+            _regressed(predictive, y[test])
+            if self.classes is None
+            else _classified(predictive, y[test], self.classes)
+        )
+        return Round(
+            fits=self.state.fits,
+            labels=len(self.state.labelled),
+            guessed=len(self.state.guesses),
+            chosen=self.chosen,
+            guesses=self._pseudo_labels(posterior),
+            fit_seconds=self.fit_seconds,
+            select_seconds=self.select_seconds,
+            **measured,
+        )
+
+    def _pseudo_labels(self, posterior: Any) -> tuple[Label, ...]:
+        if not (self.chosen and self.state.method.impute):
+            return ()
+        predictive = posterior.predictive(torch.as_tensor(self.simulation.x[list(self.chosen)]))
+        if self.classes is None:
+            return tuple(predictive.mean.double().tolist())
+        return tuple(self.classes[predictive.probs.argmax(1).cpu().numpy()].tolist())
+
+    def commit(self, record: Round) -> None:
+        self.record = record
+
+    def add(self, answers: Sequence[tuple[int, Label]]) -> None:
+        """Note which rows have their labels now; the table keeps these."""
+        self.record = replace(self.record, bought=tuple(row for row, _ in answers))
+        self.state = self.state.after(self.record)
+
+
+class Oracle:
+    """Answers at once, from a table that has all labels.
+
+    >>> oracle, bought = Oracle(np.array([1.5, 2.5, 3.5])), []
+    >>> oracle.ask([2, 0], commit=lambda: None)
+    >>> oracle.collect(bought.extend)
+    >>> bought
+    [(2, 3.5), (0, 1.5)]
+    """
+
+    def __init__(self, labels: npt.NDArray[Any]) -> None:
+        self.labels = labels
+        self._asked: tuple[int, ...] = ()
+
+    def ask(self, items: Sequence[int], commit: Callable[[], None]) -> None:
+        commit()
+        self._asked = tuple(items)
+
+    def collect(self, add: Callable[[Sequence[tuple[int, Label]]], Any]) -> None:
+        add([(row, self.labels[row].item()) for row in self._asked])
+
+
+def choose(simulation: Simulation, state: State, posterior: Any, budget: int) -> tuple[int, ...]:
+    """Choose the rows that a run's method would have labelled next."""
+    pool, method = simulation.pool_rows(state), state.method
+    batch = select(
+        ArrayPool(simulation.x[pool]),
+        budget=budget,
+        strategy=method.resolved(),
+        posterior=posterior,
+        labelled=simulation.x[simulation.known(state)[0]],
+        num_samples=method.num_samples,
+        exact=method.exact,
+        seed=state.seed_of(1),
+    )
+    return tuple(pool[batch.index].tolist())
+
+
+def _regressed(predictive: Any, target: npt.NDArray[Any]) -> dict[str, Any]:
+    truth = torch.as_tensor(target).to(predictive.mean)
+    return {
+        "rmse": float((predictive.mean - truth).square().mean().sqrt()),
+        "log_density": float(predictive.log_prob(truth).mean()),
+    }
+
+
+def _classified(predictive: Any, target: npt.NDArray[Any], classes: npt.NDArray[Any]) -> dict[str, Any]:
+    # A class that the model has never met has no column. A point of it is wrong, and as unlikely as what
+    # models call impossible; with less, the mean would tell little but how many of these points there are.
+    column = np.searchsorted(classes, target).clip(max=len(classes) - 1)
+    met = torch.as_tensor(classes[column] == target)
+    probs = predictive.probs.double().cpu()
+    of_target = probs.gather(1, torch.as_tensor(column)[:, None])[:, 0]
+    right = met & (probs.argmax(1) == torch.as_tensor(column))
+    smallest = torch.finfo(torch.float32).tiny
+    return {
+        "rmse": None,
+        "log_density": float(torch.where(met, of_target, FLOOR).clamp(min=smallest).log().mean()),
+        "accuracy": float(right.double().mean()),
+        "calibration_error": calibration_error(probs.amax(1), right),
+    }
+
+
+def calibration_error(confidence: Tensor, right: Tensor, bins: int = 15) -> float:
+    """Average how far confidence and accuracy are apart over points sorted into bins of confidence.
+
+    Parameters
+    ----------
+    confidence : (n,) the probability of the most likely class.
+    right : (n,) bool, whether it was the true one.
+
+    References
+    ----------
+    Guo et al., On Calibration of Modern Neural Networks, 2017.
+
+    >>> calibration_error(torch.tensor([0.8, 0.8, 0.8, 0.8]), torch.tensor([True, True, True, False]))
+    0.05
+    """
+    bin_of = (confidence * bins).long().clamp(max=bins - 1)
+    gaps = torch.zeros(bins, dtype=torch.float64)
+    gaps.index_add_(0, bin_of, confidence.double() - right.double())
+    return round(float(gaps.abs().sum() / len(confidence)), 6)
