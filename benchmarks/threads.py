@@ -3,8 +3,9 @@
     python benchmarks/threads.py [results.json [only cases with this in their names]]
 
 Each case runs in processes of its own, the three ways in turn, `ROUNDS` times; the median counts. The machine
-is made busy by one endless loop for each core; nothing else should run meanwhile. After `PATIENCE` seconds a
-process is stopped, its time is a lower bound, and it is not repeated. It takes about 25 minutes.
+is made busy by one endless loop for each core that this process may use (`taskset -c 0,1` for two); nothing
+else should run meanwhile. After `PATIENCE` seconds a process is stopped, its time is a lower bound, and it is
+not repeated. It takes about 25 minutes.
 """
 
 from __future__ import annotations
@@ -167,7 +168,8 @@ def interleaved(name: str) -> dict[str, float]:
 @contextmanager
 def busy(loops: int) -> Iterator[None]:
     """Have so many endless loops run beside."""
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
+    loop = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"  # until this process ends
+    running = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(loops)]
     try:
         yield
     finally:
@@ -179,9 +181,11 @@ def main(results: str | None = None, only: str = "") -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from coresift.threads import usable_cores
+
     found = []
     table = Table("machine", "work", *WAYS, "chosen / better", title="seconds")
-    for machine, loops in (("idle", 0), ("busy", os.cpu_count() or 1)):
+    for machine, loops in (("idle", 0), ("busy", len(usable_cores()))):
         with busy(loops):
             for name in (name for name in CASES if only in name):
                 times = interleaved(name)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -97,14 +98,63 @@ def test_load_that_comes_and_goes(monkeypatch):
     threads.count_again()  # of no effect outside
 
 
+def test_a_program_that_runs_for_a_moment_holds_no_core(monkeypatch):
+    looks = iter([1, 1, 0])
+    monkeypatch.setattr(threads, "_running_elsewhere", lambda: next(looks))
+    assert threads.free_cores() == len(threads.usable_cores())
+
+
+def test_own_threads_that_go_to_sleep_meanwhile_are_not_taken_for_others(monkeypatch):
+    own = iter([3, 1])
+    monkeypatch.setattr(threads, "_running_here", lambda: next(own))
+    monkeypatch.setattr(threads.Path, "read_text", lambda _: "0.20 0.18 0.12 3/80 11206")
+    assert threads._running_elsewhere() == 0
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.2, 2), (1.1, 1), (2.0, 1)])
+def test_of_some_cores_only_those_count_that_others_keep_busy(monkeypatch, share, expected):
+    monkeypatch.setattr(threads, "usable_cores", lambda: {0, 1})
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(threads, "_running_elsewhere", lambda: 9)
+    monkeypatch.setattr(threads, "_others", others := threads._Others())
+    others._before = threads._Look({0, 1}, time.monotonic() - 1, others._before.others)
+    monkeypatch.setattr(others, "_look", lambda cores: before_and(others._before, share))
+    assert threads.free_cores() == expected
+
+
+def before_and(before, share):
+    return threads._Look(before.cores, before.time + 1, before.others + share)
+
+
+def test_time_of_cores_is_told_apart(monkeypatch):
+    text = "cpu 900 0 0 0 0 0 0 0 0 0\ncpu0 100 20 3 7 7 4 5 7 0 0\ncpu1 300 0 0 0 0 0 0 0 0 0\nintr 5 0"
+    monkeypatch.setattr(threads.Path, "read_text", lambda _: text)
+    ticks = threads.os.sysconf("SC_CLK_TCK")
+    assert threads._busy_seconds({0}) == 132 / ticks
+    assert threads._busy_seconds({0, 1}) == 432 / ticks
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not tie processes to cores")
+def test_cores_that_this_process_may_not_use_are_not_free():
+    code = "import os; os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])\n"
+    code += "from coresift.threads import free_cores, usable_cores; print(len(usable_cores()), free_cores())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 1\n"
+
+
 @pytest.mark.skipif(not Path("/proc/loadavg").exists(), reason="the system does not count running threads")
-def test_cores_that_others_hold_are_not_free():
+@pytest.mark.parametrize("more", [0, 8], ids=["of all", "of some cores"])
+def test_cores_that_others_hold_are_not_free(monkeypatch, more):
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: len(threads.usable_cores()) + more)
     loop = "print(flush=True)\nwhile True: pass"
     command = [sys.executable, "-c", loop]
-    others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(os.cpu_count())]
+    others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in threads.usable_cores()]
     try:
         for process in others:
             process.stdout.read(1)  # it runs
+        until = time.monotonic() + 5
+        while threads.free_cores() > 1 and time.monotonic() < until:
+            time.sleep(threads.INTERVAL)  # how busy cores are is known after a while
         assert threads.free_cores() == 1
     finally:
         for process in others:

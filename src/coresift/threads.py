@@ -7,12 +7,14 @@ threads as on one. And for small work a second thread gains nothing even on an i
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -20,6 +22,12 @@ import torch
 SMALL = 1_000_000
 # Seconds after which the free cores are counted again.
 INTERVAL = 0.25
+# Where others seem to run, this many further looks are taken, so many seconds apart.
+MORE_LOOKS, PAUSE = 2, 0.002
+# Seconds over which the time that cores were busy is compared: the system counts it in hundredths.
+WINDOW, OLD = 0.1, 5.0
+# A core of which others use this share is free: small services run on every machine.
+TOLERATED = 0.3
 
 
 class _Current(threading.local):
@@ -71,20 +79,49 @@ def count_again() -> None:
         _current.counted = time.monotonic()
 
 
-def free_cores() -> int:
-    """Count the cores that no other program is using now; all cores where the system does not tell.
+def usable_cores() -> set[int]:
+    """Return the cores that this process may run on: its CPU affinity, where the system has one."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
-    >>> 1 <= free_cores() <= os.cpu_count()
+
+def free_cores() -> int:
+    """Count the usable cores that no other program is using now; all of them where the system does not tell.
+
+    A program that runs for a moment only does not count: the least of a few looks does. The system tells how
+    many threads run on the whole machine. If this process may use some of its cores only, the time that these
+    cores were busy tells whether the others run there.
+
+    >>> 1 <= free_cores() <= len(usable_cores())
     True
     """
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     try:
-        # Such as "0.20 0.18 0.12 1/80 11206": 1 of 80 threads is running.
-        running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
-        own = sum(_is_running(task) for task in Path("/proc/self/task").iterdir())
+        others = _running_elsewhere()
+        for _ in range(MORE_LOOKS):
+            if others <= 0:
+                return len(cores)
+            time.sleep(PAUSE)
+            others = min(others, _running_elsewhere())
+        if 1 < len(cores) < (os.cpu_count() or 1):
+            others = min(others, math.ceil(_others.share(cores) - TOLERATED))
     except (OSError, ValueError, IndexError):
-        return cores
-    return max(1, min(cores, cores - running + own))
+        return len(cores)
+    return max(1, len(cores) - max(0, others))
+
+
+def _running_elsewhere() -> int:
+    """Count the threads of other programs that run or wait for a core, on the whole machine."""
+    own = _running_here()
+    # Such as "0.20 0.18 0.12 1/80 11206": 1 of 80 threads is running.
+    running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+    # Threads of our own that wait for work stay on a core for some milliseconds, and go to sleep at any time.
+    return running - max(own, _running_here())
+
+
+def _running_here() -> int:
+    return sum(_is_running(task) for task in Path("/proc/self/task").iterdir())
 
 
 def _is_running(task: Path) -> bool:
@@ -92,6 +129,54 @@ def _is_running(task: Path) -> bool:
         return (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
     except OSError:  # it has ended meanwhile
         return False
+
+
+class _Others:
+    """How many cores, of those that this process may use, other programs have kept busy of late."""
+
+    def __init__(self) -> None:
+        self._found = 0.0
+        self._before = self._look(usable_cores())
+
+    def share(self, cores: set[int]) -> float:
+        """Return the mean number of these cores that others used since the last look."""
+        now = self._look(cores)
+        if now.cores != self._before.cores or now.time - self._before.time > OLD:
+            self._before = now
+            time.sleep(WINDOW)
+            now = self._look(cores)
+        passed = now.time - self._before.time
+        if passed >= WINDOW:
+            self._found = (now.others - self._before.others) / passed
+            self._before = now
+        return self._found
+
+    def _look(self, cores: set[int]) -> _Look:
+        return _Look(cores, time.monotonic(), _busy_seconds(cores) - time.process_time())
+
+
+class _Look(NamedTuple):
+    cores: set[int]
+    time: float
+    others: float  # seconds that all others together have used these cores
+
+
+def _busy_seconds(cores: set[int]) -> float:
+    """Return the seconds that some cores were busy, all added up, since the machine was started."""
+    ticks = 0
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+    except OSError:
+        return 0.0
+    for line in lines:
+        name, *times = line.split()
+        if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in cores:
+            user, nice, system, _, _, interrupts, soft_interrupts, *_ = map(int, times)
+            ticks += user + nice + system + interrupts + soft_interrupts
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+_others = _Others()
 
 
 def _use(threads: int) -> None:
