@@ -1,6 +1,6 @@
 # make demo   a virtual environment, the package, and the demonstration
 # make test   the same, and the tests
-# make check  format, lint and types
+# make check  format, lint, types and the order of imports
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -37,6 +37,7 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 format: install
 	$(BIN)/ruff format .

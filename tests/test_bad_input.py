@@ -84,7 +84,7 @@ def test_budget_larger_than_what_is_left():
 
 @pytest.mark.parametrize(
     ("pending", "message"),
-    [([10], "names point 10"), ([-1], "names point -1"), ([0.5], "whole numbers"), ([[1]], "whole numbers")],
+    [([10], "names point 10"), ([-1], "names point -1"), ([0.5], "integers"), ([[1]], "integers")],
 )
 def test_wrong_positions(pending, message):
     with pytest.raises(InputError, match=message):
@@ -365,7 +365,7 @@ def test_a_laplace_prior_needs_outputs_that_are_not_all_zero():
 
 
 def test_lists_of_different_lengths_and_other_oddities():
-    with pytest.raises(InputError, match=r"pending is \[\[1\], \[2, 3\]\], expected a list of whole numbers"):
+    with pytest.raises(InputError, match=r"pending is \[\[1\], \[2, 3\]\], expected a list of integers"):
         select(X, strategy="random", budget=2, pending=[[1], [2, 3]])
     with pytest.raises(InputError, match="beta is '1', expected a number"):
         GumbelTopB("power", "1")
@@ -471,7 +471,7 @@ def test_vectors_that_cancel_carry_no_information():
 
 @pytest.mark.parametrize("memory", ["1e400", "1.2.3GB", "lots", "", True, -1, float("nan"), float("inf"), []])
 def test_memory_that_is_no_number_of_bytes(memory):
-    with pytest.raises(InputError, match="expected such as '2GB'"):
+    with pytest.raises(InputError, match="expected '2GB'"):
         select(X, strategy="random", budget=2, memory=memory)
 
 

@@ -123,7 +123,7 @@ def test_what_is_no_integer(wrong):
         lambda: DropoutClassifier(num_predictive=wrong).fit(X, Y > 0),
     ]
     for door in doors:
-        with pytest.raises(InputError, match="expected a whole number"):
+        with pytest.raises(InputError, match="expected an integer"):
             door()
 
 

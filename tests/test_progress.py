@@ -7,11 +7,8 @@ import coresift.progress
 from coresift.progress import now_and_then, progress_bar
 
 
-def test_silent_where_nobody_watches(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coresift.progress, "PATIENCE", -1.0)
-    with progress_bar("counting", 2) as advance:
+def test_silent_where_nobody_watches(capfd: pytest.CaptureFixture[str]) -> None:
+    with progress_bar("counting", 2, after=-1.0) as advance:
         advance(1)
     assert capfd.readouterr() == ("", "")
 
@@ -21,13 +18,12 @@ def test_a_bar_on_a_terminal_after_a_while(
     monkeypatch: pytest.MonkeyPatch, patience: float, shown: bool
 ) -> None:
     screen = io.StringIO()
-    monkeypatch.setattr(coresift.progress, "PATIENCE", patience)
     monkeypatch.setattr(
         coresift.progress, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=80)
     )
-    with progress_bar("counting sheep", 2) as advance:
+    with progress_bar("counting sheep", 2, after=patience) as advance:
         advance(1)
-        with progress_bar("inner", 2) as inner:  # a bar within a bar does no harm
+        with progress_bar("inner", 2, after=patience) as inner:  # a bar within a bar does no harm
             inner(2)
         advance(1)
     assert ("counting sheep" in screen.getvalue()) == shown

@@ -12,6 +12,7 @@ from torch import nn
 
 from coresift import select, threads
 from coresift.estimators import EnsembleClassifier, NeuralLinearRegressor
+from coresift.limits import RECOUNT_SECONDS
 from coresift.scores import Score
 from coresift.selectors import TopB
 from coresift.strategies import Strategy
@@ -90,10 +91,9 @@ def test_blocks_inside_each_other(monkeypatch):
 def test_load_that_comes_and_goes(monkeypatch):
     free = 2
     monkeypatch.setattr(threads, "free_cores", lambda: free)
-    monkeypatch.setattr(threads, "INTERVAL", 0.0)
     with threads.enough_threads(1e9):
         for free, expected in ((1, 1), (2, 2)):  # noqa: B007
-            threads.count_again()
+            threads.count_again(interval=0.0)
             assert torch.get_num_threads() == expected
     threads.count_again()  # of no effect outside
 
@@ -154,7 +154,7 @@ def test_cores_that_others_hold_are_not_free(monkeypatch, more):
             process.stdout.read(1)  # it runs
         until = time.monotonic() + 5
         while threads.free_cores() > 1 and time.monotonic() < until:
-            time.sleep(threads.INTERVAL)  # how busy cores are is known after a while
+            time.sleep(RECOUNT_SECONDS)  # how busy cores are is known after a while
         assert threads.free_cores() == 1
     finally:
         for process in others:

@@ -1,4 +1,4 @@
-"""Bad input, caught early: every message says what was seen and what to do about it."""
+"""Check input early; every message says what was seen and what to do about it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution
 
 from coresift.errors import InputError, shown
+from coresift.limits import LIBRARY_BYTES
 from coresift.types import Index
-
-# Bytes that the libraries take, with the blocks that are worked on.
-LIBRARIES = 480_000_000
 
 
 def check_finite(x: Tensor, start: int = 0, what: str = "pool") -> None:
@@ -25,7 +23,7 @@ def check_finite(x: Tensor, start: int = 0, what: str = "pool") -> None:
     Traceback (most recent call last):
     coresift.errors.InputError: the pool holds nan in row 11, column 1; drop or impute such rows first
     """
-    # A sum is one pass without a mask: it is finite if every entry is, but for rare overflow.
+    # One pass without a mask: the sum is finite if every entry is, except for rare overflow.
     if not x.is_floating_point() or math.isfinite(float(x.sum())):
         return
     bad = (~torch.isfinite(x.reshape(len(x), -1))).nonzero()
@@ -33,14 +31,14 @@ def check_finite(x: Tensor, start: int = 0, what: str = "pool") -> None:
         row, column = (int(i) for i in bad[0])
         value = float(x.reshape(len(x), -1)[row, column])
         within = np.unravel_index(column, x.shape[1:]) if x.ndim > 2 else ()
-        place = f"at {tuple(map(int, within))}" if within else f"column {column}"
+        where = f"at {tuple(map(int, within))}" if within else f"column {column}"
         raise InputError(
-            f"the {what} holds {value} in row {start + row}, {place}; drop or impute such rows first"
+            f"the {what} holds {value} in row {start + row}, {where}; drop or impute such rows first"
         )
 
 
 def check_dense(tensor: Tensor, what: str) -> None:
-    """Raise unless ``tensor`` holds real numbers, one beside the other."""
+    """Raise unless ``tensor`` is dense and holds real numbers."""
     if tensor.is_complex() or tensor.is_meta or tensor.layout != torch.strided:
         kind = "meta" if tensor.is_meta else f"{tensor.dtype} and layout {tensor.layout}"
         raise InputError(f"{what} is a tensor of type {kind}, expected a dense tensor of real numbers")
@@ -58,23 +56,23 @@ def check_shape(tensor: Tensor, shape: tuple[int | None, ...], what: str) -> Non
 def check_probabilities(probs: Tensor, start: int | None = None) -> None:
     """Raise unless the last axis of ``probs`` (n, ..., C) holds non-negative numbers that sum to one.
 
-    ``start`` is the pool's row that they begin with, where that is known.
+    ``start`` is the index of the first row in the pool, where it is known.
     """
     total = probs.sum(-1).reshape(len(probs), -1)
-    # Loose enough for softmax outputs that once were half precision.
+    # Loose enough for softmax outputs that were once in half precision.
     wrong = ((total - 1).abs() > 1e-3).any(-1) | (probs < 0).reshape(len(probs), -1).any(-1)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
         low, worst = float(probs[row].min()), float(total[row][(total[row] - 1).abs().argmax()])
-        place = f"row {row} of a block" if start is None else f"row {start + row}"
+        where = f"row {row} of a block" if start is None else f"row {start + row}"
         raise InputError(
-            f"probabilities of {place} sum to {worst:.6g} (smallest {low:.3g}), expected numbers "
+            f"probabilities of {where} sum to {worst:.6g} (smallest {low:.3g}), expected numbers "
             "of at least zero that sum to 1; pass softmax outputs, not logits, with classes on the last axis"
         )
 
 
 def check_covariance(matrix: Tensor, what: str = "covariance") -> Tensor:
-    """Return the lower Cholesky factor of ``matrix`` (d, d), or raise if it is not a covariance."""
+    """Return the lower Cholesky factor of ``matrix`` (d, d), or raise where it is not a covariance."""
     check_shape(matrix, (len(matrix), len(matrix)), what)
     check_finite(matrix, what=what)
     gap = float((matrix - matrix.mT).abs().max())
@@ -91,15 +89,15 @@ def check_covariance(matrix: Tensor, what: str = "covariance") -> Tensor:
     return factor
 
 
-def check_whole(value: object, least: int, name: str) -> int:
-    """Return ``value`` as an int of Python; raise unless it is an integer, and large enough.
+def check_integer(value: object, least: int, name: str) -> int:
+    """Return ``value`` as a Python int; raise unless it is an integer of at least ``least``.
 
-    >>> check_whole(2.5, 1, "refit_every")
+    >>> check_integer(2.5, 1, "refit_every")
     Traceback (most recent call last):
-    coresift.errors.InputError: refit_every is 2.5, expected a whole number of at least 1
+    coresift.errors.InputError: refit_every is 2.5, expected an integer of at least 1
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InputError(f"{name} is {shown(value)}, expected a whole number of at least {least}")
+        raise InputError(f"{name} is {shown(value)}, expected an integer of at least {least}")
     if value >= 2**63:
         raise InputError(f"{name} is {value}, expected a number of at most 64 bits")
     return int(value)
@@ -112,33 +110,33 @@ def check_switch(value: object, name: str) -> None:
 
 
 def check_budget(budget: object, size: int) -> int:
-    """Return ``budget`` as an int of Python; raise unless it is between 1 and the ``size`` of the pool.
+    """Return ``budget`` as a Python int; raise unless it is between 1 and the ``size`` of the pool.
 
-    Integers of NumPy wrap around: ``np.uint64(3) - 5`` is a large number, not -2.
+    NumPy integers would wrap around: ``np.uint64(3) - 5`` is a large number, not -2.
     """
-    number = check_whole(budget, 1, "budget")
+    number = check_integer(budget, 1, "budget")
     if number > size:
         raise InputError(f"budget is {number}, but the pool holds {size} points")
     return number
 
 
 def check_index(index: Iterable[int], size: int, what: str) -> Index:
-    """Return ``index`` as a sorted array of distinct positions in a pool of ``size`` points."""
+    """Return ``index`` as a sorted array of distinct indices into a pool of ``size`` points."""
     if not isinstance(index, Iterable) or isinstance(index, str):
-        raise InputError(f"{what} is {shown(index)}, expected a list of positions in the pool")
+        raise InputError(f"{what} is {shown(index)}, expected a list of indices into the pool")
     if isinstance(index, Tensor):
         check_dense(index, what)
         index = index.cpu()
     try:
         array = np.asarray(index if isinstance(index, Tensor | np.ndarray) else list(index))
     except ValueError:  # lists of different lengths
-        raise InputError(f"{what} is {shown(index)}, expected a list of whole numbers") from None
+        raise InputError(f"{what} is {shown(index)}, expected a list of integers") from None
     if array.size == 0:
         return np.empty(0, dtype=np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         mask = "; of a mask, pass np.flatnonzero(mask)" if array.dtype.kind == "b" else ""
         raise InputError(
-            f"{what} has shape {array.shape} and type {array.dtype}, expected a list of whole numbers{mask}"
+            f"{what} has shape {array.shape} and type {array.dtype}, expected a list of integers{mask}"
         )
     wrong = array[(array < 0) | (array >= size)]
     if len(wrong):
@@ -147,7 +145,7 @@ def check_index(index: Iterable[int], size: int, what: str) -> Index:
 
 
 def check_several(each: Distribution) -> None:
-    """Raise where there is but one posterior sample, in ``each`` of batch shape (J, n)."""
+    """Raise where ``each``, of batch shape (J, n), holds a single posterior sample."""
     if each.batch_shape[0] < 2:
         names = "'margin' or 'maxent'" if isinstance(each, Categorical | Bernoulli) else "'variance'"
         raise InputError(
@@ -157,32 +155,58 @@ def check_several(each: Distribution) -> None:
 
 
 def check_classes(num_classes: int) -> None:
-    """Raise where a model knows but one class, and is as sure of each point as of any other."""
+    """Raise where a model knows only one class, and is therefore equally sure of every point."""
     if num_classes < 2:
         raise InputError("at least two classes are needed, the model predicts one")
 
 
 def check_memory(memory: int | str | None, size: int) -> int | None:
-    """A limit in bytes, for a pool of ``size`` points.
+    """Return a memory limit in bytes, and raise where it is too small for a pool of ``size`` points.
 
     >>> check_memory("2GB", 1000), check_memory("512 MB", 1000), check_memory(None, 1000)
     (2000000000, 512000000, None)
     """
     if memory is None:
         return None
-    # A flag is no number of bytes.
-    text = "" if isinstance(memory, bool) else str(memory).strip().upper()
-    words = re.fullmatch(r"([\d.]+(?:E\+?\d+)?) ?([KMGT]?)(I?)B?", text, re.ASCII)
-    try:
-        power = " KMGT".index(words[2] or " ") if words else 0
-        limit = int(float(words[1]) * (1024 if words[3] else 1000) ** power) if words else 0
-    except (ValueError, OverflowError):  # such as "1.2.3GB" and "1e400"
-        limit = 0
+    limit = _parse_bytes(memory)
     if limit <= 0:
-        raise InputError(f"memory is {shown(memory)}, expected such as '2GB', '500MB' or a number of bytes")
-    least = LIBRARIES + 4 * size  # a few bytes for each point
+        raise InputError(f"memory is {shown(memory)}, expected '2GB', '500MB' or a number of bytes")
+    least = LIBRARY_BYTES + 4 * size  # a few bytes for each point
     if limit < least:
         raise InputError(
-            f"memory is {memory!r}, but for a pool of {size:,} points it takes {least / 1e9:.1f} GB"
+            f"memory is {memory!r}, but a pool of {size:,} points needs at least {least / 1e9:.1f} GB"
         )
     return limit
+
+
+def _parse_bytes(memory: int | str) -> int:
+    """Return the number of bytes that ``memory`` names, or 0 where it names none."""
+    if isinstance(memory, bool):
+        return 0
+    match = re.fullmatch(r"([\d.]+(?:E\+?\d+)?) ?([KMGT]?)(I?)B?", str(memory).strip().upper(), re.ASCII)
+    if match is None:
+        return 0
+    unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
+    try:
+        return int(float(match[1]) * unit)
+    except (ValueError, OverflowError):  # for example "1.2.3GB" and "1e400"
+        return 0
+
+
+def check_room(size: int, bytes_per_point: int, memory: int | None, advice: str) -> None:
+    """Raise where ``size`` points of so many bytes, with the libraries, need more than ``memory`` bytes."""
+    needed = LIBRARY_BYTES + bytes_per_point * size
+    if memory is not None and needed > memory:
+        raise InputError(
+            f"this strategy needs {as_bytes(needed)} for {size:,} points, with the libraries, "
+            f"and has {as_bytes(memory)} of the limit left; {advice}"
+        )
+
+
+def as_bytes(number: float) -> str:
+    """Return a number of bytes as people read it.
+
+    >>> as_bytes(4.2e9), as_bytes(1e5)
+    ('4.2 GB', '0.1 MB')
+    """
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"

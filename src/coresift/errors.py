@@ -1,11 +1,11 @@
-"""The error that callers and users of the command line meet."""
+"""Define the errors that callers and users of the command line see."""
 
 from __future__ import annotations
 
 import errno
 from pathlib import Path
 
-# What the system says where a disk, or a user's part of it, is full.
+# What the system reports where a disk, or a user's quota, is full.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -20,26 +20,26 @@ def shown(value: object) -> str:
 
 
 class InputError(ValueError):
-    """What a caller handed in cannot be used; the message says what was seen and what to do.
+    """The caller passed something that cannot be used; the message says what was seen and what to do.
 
-    ``exit_code`` is that of a command that ends with it.
+    ``exit_code`` is the exit code of a command that ends with this error.
     """
 
     exit_code = 2
 
 
 class DiskFullError(InputError):
-    """The disk is full. What was to be written is not there, and nothing else has changed."""
+    """The disk is full. The new content was not written, and nothing else has changed."""
 
     exit_code = 5
 
 
 def is_full(error: OSError) -> bool:
-    """Tell whether an error says that the disk is full."""
+    """Return whether an error says that the disk is full."""
     return error.errno in _FULL
 
 
 def cannot_write(path: Path | str, error: OSError, advice: str = "") -> InputError:
-    """Give the error to raise where the system does not let us write to ``path``."""
+    """Return the error to raise where the system refuses to write to ``path``."""
     kind, advice = (DiskFullError, "make room and try again") if is_full(error) else (InputError, advice)
     return kind(f"cannot write {path}: {error.strerror or error}" + (f"; {advice}" if advice else ""))

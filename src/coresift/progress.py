@@ -1,6 +1,4 @@
-"""What is shown of all that may take long: on a terminal one bar, once it has taken two seconds; in a log,
-where asked for, a line now and then.
-"""
+"""Show that long work goes on: a bar on a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
@@ -12,15 +10,13 @@ from rich.console import Console
 from rich.errors import LiveError
 from rich.progress import Progress
 
+from coresift.limits import BAR_AFTER_SECONDS, LINE_EVERY_SECONDS
 from coresift.threads import count_again
-
-PATIENCE = 2.0
-PAUSE = 10.0
 
 
 @contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A function to report steps to, for the time of a ``with`` block.
+def progress_bar(what: str, total: int, after: float = BAR_AFTER_SECONDS) -> Iterator[Callable[[int], None]]:
+    """Yield a function that counts steps; a bar appears on a terminal ``after`` so many seconds.
 
     >>> with progress_bar("counting", total=3) as advance:
     ...     for _ in range(3):
@@ -35,21 +31,21 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
         nonlocal wanted
         count_again()  # every long loop reports here
         progress.advance(task, steps)
-        if wanted and time.monotonic() - began > PATIENCE:
+        if wanted and time.monotonic() - began > after:
             wanted = False
-            # A display of the caller's own may hold the terminal already: leave it alone.
+            # A display of the caller may already hold the terminal: leave it alone.
             with suppress(LiveError):
                 progress.start()
 
     try:
         yield advance
     finally:
-        if progress.live.is_started:  # else stopping would print an empty line
+        if progress.live.is_started:  # otherwise stopping would print an empty line
             progress.stop()
 
 
-def now_and_then(say: Callable[[str], None]) -> Callable[[str], None]:
-    """The same, but deaf for `PAUSE` seconds at first and after each line, so that logs stay short.
+def now_and_then(say: Callable[[str], None], every: float = LINE_EVERY_SECONDS) -> Callable[[str], None]:
+    """Return a function that passes on at most one line ``every`` so many seconds, so that logs stay short.
 
     >>> now_and_then(print)("too early")
     """
@@ -58,7 +54,7 @@ def now_and_then(say: Callable[[str], None]) -> Callable[[str], None]:
     def say_sometimes(line: str) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last >= PAUSE:
+        if now - last >= every:
             last = now
             say(line)
 

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from coresift.checks import (
-    LIBRARIES,
+    as_bytes,
     check_budget,
     check_finite,
+    check_integer,
     check_memory,
     check_probabilities,
     check_shape,
     check_switch,
-    check_whole,
 )
 from coresift.errors import shown
-from coresift.estimators.base import NetworkEstimator
+from coresift.limits import LIBRARY_BYTES
 from coresift.pool import Pool, PoolLike, as_array, as_float, as_pool
 from coresift.posteriors.base import LastLayerPosterior, Posterior
 from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
@@ -48,7 +48,6 @@ from coresift.spaces.fisher import fisher_space
 from coresift.spaces.gradient import badge_space, class_probabilities
 from coresift.spaces.likelihood import default_num_samples, likelihood_space
 from coresift.spaces.predictive import Lengths, predictive_space
-from coresift.spaces.storage import as_bytes
 from coresift.spaces.vectors import VectorSpace
 from coresift.threads import enough_threads
 from coresift.types import Batch, InputError, make_generator
@@ -138,7 +137,7 @@ class Strategy:
 
 def _check_room(problem: Problem, bytes_a_point: int, instead: str) -> None:
     """Raise where what is kept in memory for each point does not fit there beside the libraries."""
-    needed = LIBRARIES + bytes_a_point * len(problem.pool)
+    needed = LIBRARY_BYTES + bytes_a_point * len(problem.pool)
     if problem.memory is not None and needed > problem.memory:
         raise InputError(
             f"this strategy needs {as_bytes(needed)} for {len(problem.pool):,} points, with the libraries, "
@@ -154,14 +153,14 @@ def _memory_left(selector: Selector[Any], problem: Problem, memory: int) -> int:
             _check_room(problem, beside, "raise the limit")
         return memory - beside * len(problem.pool)
     matrix = 12 * min(len(problem.pool), selector.max_points) ** 2  # of distances, in float64 and float32
-    if LIBRARIES + matrix > memory:
+    if LIBRARY_BYTES + matrix > memory:
         raise InputError(
-            f"k-medoids needs {as_bytes(LIBRARIES + matrix)}, with the libraries, and has "
+            f"k-medoids needs {as_bytes(LIBRARY_BYTES + matrix)}, with the libraries, and has "
             f"{as_bytes(memory)}; raise the limit"
         )
     # Where there is no room for copies of all vectors, they go to a file, and a sample of them is clustered.
     beside = _BYTES_OF_MEDOIDS + _COPIES_OF_MEDOIDS * _first_features(problem).nbytes
-    return max(memory - matrix - beside * len(problem.pool), LIBRARIES)
+    return max(memory - matrix - beside * len(problem.pool), LIBRARY_BYTES)
 
 
 def _first_features(problem: Problem) -> Tensor:
@@ -434,7 +433,7 @@ def select(
         labelled_features=None if seen is None else _labelled(labelled_features, seen),
         num_samples=default_num_samples(budget)
         if num_samples is None
-        else check_whole(num_samples, 2, "num_samples"),
+        else check_integer(num_samples, 2, "num_samples"),
         generator=make_generator(seed),
         exact=exact,
         memory=limit,
@@ -488,7 +487,9 @@ def _posterior(given: Any) -> Posterior:
     if isinstance(found, Posterior) and not isinstance(given, type):
         return found
     name = given.__name__ if isinstance(given, type) else type(given).__name__
-    if isinstance(given, NetworkEstimator):
+    if not isinstance(given, type) and any(
+        "posterior_" in vars(kind).get("__annotations__", {}) for kind in type(given).__mro__
+    ):
         raise InputError(f"{name} is not fitted yet; call fit(X, y) on it first")
     advice = "it lacks sample, conditional or predictive"
     if hasattr(given, "fit"):

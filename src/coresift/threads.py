@@ -1,8 +1,9 @@
-"""Choose how many threads torch computes with: one for small work, else one for each free core.
+"""Choose how many threads torch computes with: one for small work, otherwise one for each free core.
 
 The threads of a computation wait for each other after every operation. If another program holds a core, they
 wait for that program too: with two busy programs on two cores, a small network takes 30 times as long on two
-threads as on one. And for small work a second thread gains nothing even on an idle machine.
+threads as on one. For small work a second thread gains nothing even on an idle machine; see
+benchmarks/threads.py.
 """
 
 from __future__ import annotations
@@ -18,35 +19,26 @@ from typing import NamedTuple
 
 import torch
 
-# Multiplications in one operation below which more than one thread does not help; see benchmarks/threads.py.
-SMALL = 1_000_000
-# Seconds after which the free cores are counted again.
-INTERVAL = 0.25
-# Where others seem to run, this many further looks are taken, so many seconds apart.
-MORE_LOOKS, PAUSE = 2, 0.002
-# Seconds over which the time that cores were busy is compared: the system counts it in hundredths.
-WINDOW, OLD = 0.1, 5.0
-# A core of which others use this share is free: small services run on every machine.
-TOLERATED = 0.3
+from coresift import limits
 
 
 class _Current(threading.local):
-    """The innermost block: how many threads the caller has set, and when the free cores were counted."""
+    """The innermost block: the number of threads the caller has set, and when the free cores were counted."""
 
     most: int | None = None
     large = False
-    counted = -INTERVAL
+    counted = -limits.RECOUNT_SECONDS
 
 
 _current = _Current()
 
 
 @contextmanager
-def enough_threads(work: float) -> Iterator[None]:
-    """Compute with one thread if ``work`` is small, else with one for each free core.
+def enough_threads(work: float, small: float = limits.SMALL_WORK) -> Iterator[None]:
+    """Compute with one thread if ``work`` is below ``small``, otherwise with one for each free core.
 
-    The number that the caller has set is the most that is used, and it is set again at the end. Blocks can be
-    nested: each decides for itself.
+    The caller's own setting is the most that is used, and it is restored at the end. Blocks can be nested:
+    each decides for itself.
 
     Parameters
     ----------
@@ -61,7 +53,7 @@ def enough_threads(work: float) -> Iterator[None]:
     """
     before, around = torch.get_num_threads(), (_current.most, _current.large, _current.counted)
     _current.most = before if _current.most is None else _current.most
-    _current.large, _current.counted = work >= SMALL, -INTERVAL
+    _current.large, _current.counted = work >= small, -limits.RECOUNT_SECONDS
     if not _current.large:
         _use(1)
     count_again()
@@ -72,9 +64,9 @@ def enough_threads(work: float) -> Iterator[None]:
         _use(before)
 
 
-def count_again() -> None:
-    """Count the free cores again if some time has passed; for loops inside `enough_threads`."""
-    if _current.large and _current.most is not None and time.monotonic() - _current.counted >= INTERVAL:
+def count_again(interval: float = limits.RECOUNT_SECONDS) -> None:
+    """Count the free cores again if ``interval`` has passed; for loops inside `enough_threads`."""
+    if _current.large and _current.most is not None and time.monotonic() - _current.counted >= interval:
         _use(min(_current.most, free_cores()) if _current.most > 1 else 1)
         _current.counted = time.monotonic()
 
@@ -87,11 +79,11 @@ def usable_cores() -> set[int]:
 
 
 def free_cores() -> int:
-    """Count the usable cores that no other program is using now; all of them where the system does not tell.
+    """Return how many usable cores no other program is using; all of them where the system does not tell.
 
-    A program that runs for a moment only does not count: the least of a few looks does. The system tells how
-    many threads run on the whole machine. If this process may use some of its cores only, the time that these
-    cores were busy tells whether the others run there.
+    The smallest of a few counts is taken, since programs that run for a moment do not matter. The system
+    counts the running threads of the whole machine. If this process may use only some of its cores, the time
+    that these cores were busy tells whether the other programs run there.
 
     >>> 1 <= free_cores() <= len(usable_cores())
     True
@@ -99,13 +91,13 @@ def free_cores() -> int:
     cores = usable_cores()
     try:
         others = _running_elsewhere()
-        for _ in range(MORE_LOOKS):
+        for _ in range(limits.MORE_LOOKS):
             if others <= 0:
                 return len(cores)
-            time.sleep(PAUSE)
+            time.sleep(limits.LOOK_SECONDS)
             others = min(others, _running_elsewhere())
         if 1 < len(cores) < (os.cpu_count() or 1):
-            others = min(others, math.ceil(_others.share(cores) - TOLERATED))
+            others = min(others, math.ceil(_others.share(cores) - limits.TOLERATED_SHARE))
     except (OSError, ValueError, IndexError):
         return len(cores)
     return max(1, len(cores) - max(0, others))
@@ -114,7 +106,7 @@ def free_cores() -> int:
 def _running_elsewhere() -> int:
     """Count the threads of other programs that run or wait for a core, on the whole machine."""
     own = _running_here()
-    # Such as "0.20 0.18 0.12 1/80 11206": 1 of 80 threads is running.
+    # For example "0.20 0.18 0.12 1/80 11206": 1 of 80 threads is running.
     running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
     # Threads of our own that wait for work stay on a core for some milliseconds, and go to sleep at any time.
     return running - max(own, _running_here())
@@ -127,12 +119,12 @@ def _running_here() -> int:
 def _is_running(task: Path) -> bool:
     try:
         return (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the thread has ended
         return False
 
 
 class _Others:
-    """How many cores, of those that this process may use, other programs have kept busy of late."""
+    """Measures how many of the cores that this process may use other programs have kept busy lately."""
 
     def __init__(self) -> None:
         self._found = 0.0
@@ -141,12 +133,12 @@ class _Others:
     def share(self, cores: set[int]) -> float:
         """Return the mean number of these cores that others used since the last look."""
         now = self._look(cores)
-        if now.cores != self._before.cores or now.time - self._before.time > OLD:
+        if now.cores != self._before.cores or now.time - self._before.time > limits.OLD_SECONDS:
             self._before = now
-            time.sleep(WINDOW)
+            time.sleep(limits.WINDOW_SECONDS)
             now = self._look(cores)
         passed = now.time - self._before.time
-        if passed >= WINDOW:
+        if passed >= limits.WINDOW_SECONDS:
             self._found = (now.others - self._before.others) / passed
             self._before = now
         return self._found
@@ -162,7 +154,7 @@ class _Look(NamedTuple):
 
 
 def _busy_seconds(cores: set[int]) -> float:
-    """Return the seconds that some cores were busy, all added up, since the machine was started."""
+    """Return the seconds that these cores were busy since the machine was started, summed over cores."""
     ticks = 0
     try:
         lines = Path("/proc/stat").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The values that travel through the library: chunks of a pool and chosen batches."""
+"""Define the values that pass through the library: chunks of a pool and chosen batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Chunk:
 
     Attributes
     ----------
-    start : position of the first row in the pool.
+    start : index of the first row in the pool.
     x : (n, ...) the rows.
     """
 
@@ -40,17 +40,17 @@ class Batch:
 
     Attributes
     ----------
-    index : (b,) distinct positions in the pool.
-    weights : (b,) how much of the pool each point stands for: the best weights w >= 0 in L(w) = sum w_n L_n,
-        or those of the published algorithm with ``fill=False``. ``None`` where the selector saw scores or
-        features, which do not add up to anything.
-    pending_weights : likewise for pending points, in ascending order of their positions.
-    residuals : (steps,) what the selector still had to explain after each step: the distance
-        ``||L - L(w)||`` for Frank-Wolfe and its kin, until it stops falling; the covering radius for
-        K-Center. ``None`` where LCMD and K-Center made their steps on a GPU, many at a time.
-    information : share of the pool's information that the batch and the pending points carry:
+    index : (b,) distinct indices into the pool.
+    weights : (b,) how much of the pool each point represents: the best weights w >= 0 in L(w) = sum w_n L_n,
+        or those of the published algorithm with ``fill=False``. ``None`` where the selector used scores or
+        features, whose sum has no meaning.
+    pending_weights : the same for pending points, in ascending order of their indices.
+    residuals : (steps,) what remained to be explained after each step: the distance ``||L - L(w)||`` for
+        Frank-Wolfe and GIGA, until it stops falling; the covering radius for K-Center. ``None`` where LCMD
+        and K-Center made many steps at a time on a GPU.
+    information : fraction of the pool's information that the batch and the pending points carry:
         ``1 - ||L - L(w)||^2 / ||L||^2`` with the best weights w >= 0 on them; 0 where the pool's vectors sum
-        to zero, and there is nothing to carry.
+        to zero.
     """
 
     index: Index
@@ -64,11 +64,11 @@ class Batch:
 
 
 def make_generator(seed: int | torch.Generator) -> torch.Generator:
-    """Turn a seed into a CPU generator; a generator is passed through and advances with use."""
+    """Return a CPU generator for a seed; a generator is returned as it is, and advances with use."""
     if isinstance(seed, torch.Generator):
         return seed
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise InputError(f"seed is {shown(seed)}, expected a whole number or a torch.Generator")
+        raise InputError(f"seed is {shown(seed)}, expected an integer or a torch.Generator")
     if not -(2**63) <= int(seed) < 2**64:
         raise InputError(f"seed is {seed}, expected a number of at most 64 bits")
     return torch.Generator().manual_seed(int(seed))

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from coresift.bench.runner import run_experiment
 from coresift.bench.store import Log, read
 from coresift.cli import app
 from coresift.estimators import LaplaceRegressor, NeuralLinearRegressor
+from coresift.progress import now_and_then
 
 TABLE1 = Path(__file__).parents[2] / "experiments" / "table1.toml"
 
@@ -131,7 +133,7 @@ def test_classes_of_a_table(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
         ("data = energy", "one.toml is not TOML: "),
         (
             "data = 'energy'\nmethods = ['random']\nseeds = 0",
-            "seeds is 0, expected a whole number of at least 1",
+            "seeds is 0, expected an integer of at least 1",
         ),
     ],
 )
@@ -408,7 +410,7 @@ def test_a_turn_that_was_written_twice_is_noticed(copied: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("seeds = '2'", "seeds is '2', expected a whole number"),
+        ("seeds = '2'", "seeds is '2', expected an integer"),
         ("first = 1", "first is 1"),
         ("test_share = 0.0", "test_share is 0.0"),
         ("method = ['random']", r"method is \['random'\], expected a table"),
@@ -419,8 +421,8 @@ def test_a_turn_that_was_written_twice_is_noticed(copied: Path) -> None:
         ("[model]\ndevice = 'cuda'", "'device' is not known"),
         ("[method.'a/b']\nstrategy = 'random'", "'a/b' is no name for a file"),
         ("[method.mine]\nstrategy = 'maxent'\nrefit_every = 0", "refit_every is 0"),
-        ("[method.mine]\nstrategy = 'maxent'\nrefit_every = 2.5", "refit_every is 2.5, expected a whole"),
-        ("[method.mine]\nstrategy = 'maxent'\nnum_samples = '10'", "num_samples is '10', expected a whole"),
+        ("[method.mine]\nstrategy = 'maxent'\nrefit_every = 2.5", "refit_every is 2.5, expected an int"),
+        ("[method.mine]\nstrategy = 'maxent'\nnum_samples = '10'", "num_samples is '10', expected an int"),
         ("[method.mine]\nstrategy = 'maxent'\nimpute = 'no'", "impute is 'no', expected true or false"),
     ],
 )
@@ -616,7 +618,8 @@ def called(*arguments: str | Path) -> Any:
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("coresift.progress.PAUSE", float("inf"))  # a busy machine may be slow
+    never = partial(now_and_then, every=float("inf"))  # a busy machine may be slow
+    monkeypatch.setattr("coresift.bench.runner.now_and_then", never)
     config = written(tmp_path / "mine.toml", COMMANDS)
     part = called("run", config, "--methods", "random", "--data", "energy", "--seeds", "3", "--out", "part")
     assert part.exit_code == 0
@@ -681,7 +684,7 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Mon
             "--methods: 'maxnet' is not known; did you mean maxent?",
         ),
         (["run", "mine.toml", "--data", "enrgy"], "--data: 'enrgy' is not known; did you mean energy?"),
-        (["run", "mine.toml", "--seeds", "0"], "seeds is 0, expected a whole number of at least 1"),
+        (["run", "mine.toml", "--seeds", "0"], "seeds is 0, expected an integer of at least 1"),
         (["run", "large.toml"], "20 first labels and 600 bought in batches of 10 cannot come from the 614"),
         (
             ["report", "empty"],

@@ -449,8 +449,8 @@ def test_files_that_are_not_there_or_not_for_images(small_experiment, tmp_path):
     with pytest.raises(InputError, match=r"there is no file '.*yours\.npz', seen from"):
         Experiment.load(config)
     for old, new, message in (
-        ("width = 4", "width = 0", r"\[model\] width is 0, expected a whole number of at least 1"),
-        ("padding = 1", "padding = '4'", r"\[model\] padding is '4', expected a whole number of at least 0"),
+        ("width = 4", "width = 0", r"\[model\] width is 0, expected an integer of at least 1"),
+        ("padding = 1", "padding = '4'", r"\[model\] padding is '4', expected an integer of at least 0"),
         ("flip = true", "flip = 'no'", r"\[model\] flip is 'no', expected true or false"),
         ("seeds = 2", "test_share = 0.3", "images have a test set of their own; leave out test_share"),
     ):

@@ -227,7 +227,7 @@ def test_a_method_may_refuse_to_be_unfilled() -> None:
     ids=str,
 )
 def test_impossible_budgets(options: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=r"rows that are not kept for testing|expected a whole number"):
+    with pytest.raises(InputError, match=r"rows that are not kept for testing|expected an integer"):
         simulation(**options)
 
 

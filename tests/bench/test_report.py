@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 from scipy.stats import ttest_rel
 
-import coresift.progress
 from coresift import InputError
 from coresift.bench.comparison import Results, compare_pairs, holm, seeds_needed, standings
 from coresift.bench.published import departure, paper_name, paper_rmse, paper_seconds
@@ -24,6 +24,7 @@ from coresift.bench.replay import Round
 from coresift.bench.report import NOTHING, _curves, write_report
 from coresift.bench.runner import _display
 from coresift.bench.store import Log, Record, pack, read
+from coresift.progress import now_and_then
 from coresift.report.figures import CurvePanel, curve_panels
 
 FIRST, BATCH, FULL, SEEDS = 20, 10, 40, 8
@@ -714,7 +715,8 @@ def test_a_log_hears_of_the_one_furthest_behind(
     }
     last = {(name, 0): Round(1, num, 0, 2.0, 0.0) for name, (_, num) in labels.items() if num}
     for pause, lines in ((60.0, ""), (-1.0, "data behind: 25%, 20 labels, RMSE 2.000\n")):
-        monkeypatch.setattr(coresift.progress, "PAUSE", pause)
+        every = partial(now_and_then, every=pause)
+        monkeypatch.setattr("coresift.bench.runner.now_and_then", every)
         with _display("data", list(labels), simulation) as show:
             show(states, last)
         assert capsys.readouterr().err == "data done: 1 seeds, 50 labels, RMSE 2.000\n" + lines

@@ -363,7 +363,7 @@ def test_a_failed_refit_is_no_fit():
     [
         ({"epochs": 2.5}, "epochs is 2.5"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"num_members": 0}, "num_members is 0, expected a whole number of at least 1"),
+        ({"num_members": 0}, "num_members is 0, expected an integer of at least 1"),
         ({"num_members": 2.5}, "num_members is 2.5"),
         ({"learning_rate": -1}, "learning_rate is -1"),
         ({"noise_rate": -1}, "noise_rate is -1"),

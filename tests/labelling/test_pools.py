@@ -438,7 +438,7 @@ def test_blocks_of_any_size_give_the_same_features(
     path = write(tmp_path, "pool.csv", many_rows())
     whole = encode(open_pool(Reading(path, id="key")), tmp_path)
     described = open_pool(Reading(path, id="key")).describe([119, 3, 60])
-    monkeypatch.setattr(table_files, "BLOCK", size)
+    monkeypatch.setattr(table_files, "POOL_BLOCK", size)
     pool = open_pool(Reading(path, id="key"))
     np.testing.assert_array_equal(encode(pool, tmp_path), whole)
     assert pool.describe([119, 3, 60]) == described and described[0]["person"] == "name 119"
@@ -600,7 +600,7 @@ def test_a_run_that_fails_leaves_no_half_file(tmp_path: Path, monkeypatch: pytes
     pool = open_pool(Reading(write(tmp_path, "pool.csv", many_rows())))
     target = tmp_path / "out" / "features.npy"
     target.parent.mkdir()
-    monkeypatch.setattr(table_files, "BLOCK", 30)
+    monkeypatch.setattr(table_files, "POOL_BLOCK", 30)
     blocks = type(pool).blocks
 
     def broken(self: ItemPool) -> Iterator[Block]:

@@ -221,7 +221,7 @@ def test_columns_on_disk():
 
 
 def test_where_vectors_go(capsys, monkeypatch):
-    monkeypatch.setattr("coresift.spaces.storage.LIBRARIES", 0)
+    monkeypatch.setattr("coresift.spaces.storage.LIBRARY_BYTES", 0)
     pool = as_pool(normal(4000, 8))
     assert isinstance(map_pool(pool, 512, lambda block: block.x.mT, memory=10**6), InMemory)
     columns = map_pool(pool, 512, lambda block: block.x.mT, memory=2 * 10**5)
@@ -279,7 +279,7 @@ def test_features_of_a_network_go_to_a_file_too():
 
 @pytest.mark.parametrize("strategy", ["acs-fw", "acs-fisher", "maxent", "random", "greedy-logdet"])
 def test_what_does_not_fit_says_so(strategy, monkeypatch):
-    monkeypatch.setattr("coresift.strategies.LIBRARIES", 0)
+    monkeypatch.setattr("coresift.strategies.LIBRARY_BYTES", 0)
     monkeypatch.setattr("coresift.strategies.check_memory", lambda memory, size: memory)
     pool = normal(1000, 3)
     posterior = BayesianLinearRegression().fit(pool[:20], pool[:20, 0])
@@ -291,7 +291,7 @@ def test_what_does_not_fit_says_so(strategy, monkeypatch):
 
 def test_wide_rows_do_not_fit(monkeypatch):
     """Of gradients, room is needed for each number."""
-    monkeypatch.setattr("coresift.strategies.LIBRARIES", 0)
+    monkeypatch.setattr("coresift.strategies.LIBRARY_BYTES", 0)
     monkeypatch.setattr("coresift.strategies.check_memory", lambda memory, size: memory)
     probs, options = normal(4, 1000, 3).softmax(-1), {"budget": 3, "strategy": "badge", "memory": 10**6}
     assert len(coresift.select(normal(1000, 5), probs=probs, **options)) == 3
@@ -304,8 +304,8 @@ def test_features_go_to_a_file(strategy, monkeypatch, capsys):
     pool, labelled = normal(5000, 8), normal(10, 8, seed=1)
     options = {"budget": 4, "strategy": strategy, "labelled": labelled}
     expected = coresift.select(pool, **options).index.tolist()
-    monkeypatch.setattr("coresift.strategies.LIBRARIES", 0)
-    monkeypatch.setattr("coresift.spaces.storage.LIBRARIES", 10**9)
+    monkeypatch.setattr("coresift.strategies.LIBRARY_BYTES", 0)
+    monkeypatch.setattr("coresift.spaces.storage.LIBRARY_BYTES", 10**9)
     monkeypatch.setattr("coresift.strategies.check_memory", lambda memory, size: memory)
     batch = coresift.select(pool, memory=2 * 10**8, **options)
     assert "they go to a temporary file" in capsys.readouterr().err

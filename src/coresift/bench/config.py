@@ -15,7 +15,7 @@ import torch
 
 from coresift.bench.data import IMAGES, are_images, checksum, load_images, load_table
 from coresift.bench.replay import Method, Simulation
-from coresift.checks import check_switch, check_whole
+from coresift.checks import check_integer, check_switch
 from coresift.estimators import (
     DropoutClassifier,
     DropoutRegressor,
@@ -104,7 +104,7 @@ class Experiment:
             raise InputError(f"first is {self.first!r} and budget {self.budget!r}: 'all' goes with 0")
         for name, least in (("seeds", 1), ("first", 2), ("batch", 1), ("budget", 0)):
             if (name, getattr(self, name)) != ("first", "all"):
-                object.__setattr__(self, name, check_whole(getattr(self, name), least, name))
+                object.__setattr__(self, name, check_integer(getattr(self, name), least, name))
         if not isinstance(self.test_share, float) or not 0 < self.test_share < 1:
             raise InputError(f"test_share is {self.test_share!r}, expected a number between 0 and 1")
         for name in (*self.data, *self.methods):  # they become names of files
@@ -290,7 +290,7 @@ def _check_kinds(described: Mapping[str, Any]) -> None:
 def _check_values(model: Mapping[str, Any]) -> None:
     """Raise where an option that stands for a module is of another kind than the module wants."""
     for name, least in (("width", 1), ("padding", 0)):
-        check_whole(model.get(name, least), least, f"[model] {name}")
+        check_integer(model.get(name, least), least, f"[model] {name}")
     check_switch(model.get("flip", True), "[model] flip")
 
 

@@ -19,7 +19,7 @@ from sklearn.base import ClassifierMixin
 from torch import Tensor
 
 from coresift import limits
-from coresift.checks import check_switch, check_whole
+from coresift.checks import check_integer, check_switch
 from coresift.loop import turn
 from coresift.pool import ArrayPool
 from coresift.posteriors.samples import FLOOR
@@ -57,7 +57,7 @@ class Method:
         for name, least in (("refit_every", 1), ("num_samples", 2)):
             if getattr(self, name) is not None:
                 # A NumPy integer becomes one of Python, which a log can hold.
-                object.__setattr__(self, name, check_whole(getattr(self, name), least, name))
+                object.__setattr__(self, name, check_integer(getattr(self, name), least, name))
         for name in ("exact", "fill", "impute"):
             check_switch(getattr(self, name), name)
 
@@ -189,7 +189,7 @@ class Simulation:
     def __post_init__(self) -> None:
         for name, least in (("first", 1), ("batch", 1), ("budget", 0), ("num_test", 1), ("workers", 1)):
             if getattr(self, name) is not None or name != "num_test":
-                object.__setattr__(self, name, check_whole(getattr(self, name), least, name))
+                object.__setattr__(self, name, check_integer(getattr(self, name), least, name))
         if self._test_size < 1:
             raise InputError(
                 f"test_share {self.test_share} keeps {self._test_size} rows for testing, expected one or more"
@@ -231,7 +231,7 @@ class Simulation:
 
     def begin(self, method: Method, seed: int) -> State:
         """Return the state of a run with its first labels, which are the same for every method."""
-        seed = check_whole(seed, 0, "seed")
+        seed = check_integer(seed, 0, "seed")
         order = self._order(seed)[self._test_size :]
         rows, others = order[: self.first], order[self.first :]
         if isinstance(self.model, ClassifierMixin):  # a model of one class can tell nothing apart

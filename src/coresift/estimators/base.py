@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from coresift.atomic import replacing, write_text
-from coresift.checks import check_switch, check_whole
+from coresift.checks import check_integer, check_switch
 from coresift.errors import shown
 from coresift.estimators.networks import MLP, Trainer
 from coresift.estimators.networks.images import Precision, Prepared
@@ -238,7 +238,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
     def _check_option(self, name: str, kind: Any, least: float) -> None:
         value: Any = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
-            wanted = "a whole number" if kind is Integral else "a number"
+            wanted = "an integer" if kind is Integral else "a number"
             raise InputError(f"{name} is {shown(value)}, expected {wanted} of at least {least}")
 
     def _trainer(self) -> Trainer:
@@ -410,7 +410,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         if device is not None:
             estimator.set_params(device=device)
         estimator._check_options()
-        estimator.n_features_in_ = check_whole(described["n_features_in"], 1, "n_features_in")
+        estimator.n_features_in_ = check_integer(described["n_features_in"], 1, "n_features_in")
         if described["feature_names_in"]:
             estimator.feature_names_in_ = np.array(described["feature_names_in"], dtype=object)
             if estimator.feature_names_in_.shape != (estimator.n_features_in_,):
@@ -488,7 +488,7 @@ class NetworkRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[misc]
         return list(self._target_shape)
 
     def _restore_targets(self, described: list[int]) -> None:
-        self._target_shape = tuple(check_whole(size, 1, "a number of targets") for size in described)
+        self._target_shape = tuple(check_integer(size, 1, "a number of targets") for size in described)
 
     def _expected_outputs(self) -> torch.Size:
         num = math.prod(self._target_shape)

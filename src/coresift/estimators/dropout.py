@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from coresift.checks import check_whole
+from coresift.checks import check_integer
 from coresift.errors import shown
 from coresift.estimators.base import seeded
 from coresift.estimators.networks.images import Precision
@@ -81,7 +81,7 @@ class DropoutPosterior:
             raise InputError("noise_variance goes with likelihood='gaussian', and each needs the other")
         if self.noise_variance is not None:
             check_positive(self.noise_variance, "noise_variance")
-        num_predictive = check_whole(self.num_predictive, 1, "num_predictive")
+        num_predictive = check_integer(self.num_predictive, 1, "num_predictive")
         object.__setattr__(self, "num_predictive", num_predictive)
 
     def to(self, device: torch.device | str) -> DropoutPosterior:

@@ -31,7 +31,9 @@ from coresift.labelling.table_files import (
     as_texts,
     row_name,
 )
-from coresift.pool import BLOCK, _let_go, _positions, open_npy
+from coresift.limits import POOL_BLOCK
+from coresift.pool import checked_index, open_npy
+from coresift.pool.array import release_pages
 from coresift.reading import is_number
 from coresift.types import Floats, InputError
 
@@ -374,7 +376,7 @@ class TablePool(ItemPool):
         return None if self._groups is None else list(self._groups)
 
     def describe(self, positions: Positions) -> list[dict[str, str]]:
-        position = _positions(positions, len(self))
+        position = checked_index(positions, len(self))
         names = self._shown()
         shown: dict[int, dict[str, str]] = {}
         for rows, columns in self._file.texts(names, np.unique(position)):
@@ -448,7 +450,7 @@ class ArrayItems(ItemPool):
 
     def describe(self, positions: Positions) -> list[dict[str, str]]:
         self._check_size()
-        rows = (self._rows[row].reshape(-1)[:SHOWN] for row in _positions(positions, len(self)))
+        rows = (self._rows[row].reshape(-1)[:SHOWN] for row in checked_index(positions, len(self)))
         return [{str(column): str(number) for column, number in enumerate(row)} for row in rows]
 
     def _check_size(self) -> None:
@@ -461,13 +463,13 @@ class ArrayItems(ItemPool):
 
     def blocks(self) -> Iterator[Block]:
         # Fewer rows where they are long, such as those of images.
-        step = min(BLOCK, max(1, 4_000_000 // self._width))
+        step = min(POOL_BLOCK, max(1, 4_000_000 // self._width))
         return self._steps(step)
 
     def take(self, positions: Rows) -> Block:
         self._check_size()
         numbers = self._rows[positions].reshape(len(positions), -1).astype(np.float64)
-        _let_go(self._rows)
+        release_pages(self._rows)
         _check_numbers(self.reading.path, numbers, positions, self.numbers)
         return Block(numbers, np.empty((len(positions), 0), dtype=object))
 
@@ -513,7 +515,7 @@ class ImageFolder(ItemPool):
         return "their path in the folder"
 
     def describe(self, positions: Positions) -> list[dict[str, str]]:
-        files = self.take(_positions(positions, len(self))).images
+        files = self.take(checked_index(positions, len(self))).images
         return [{"image": str(file)} for file in files]
 
     def fingerprint(self) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coresift.labelling.files import SEPARATORS
-from coresift.pool import BLOCK
+from coresift.limits import POOL_BLOCK
 from coresift.reading import check_header, without_index
 from coresift.types import Floats, InputError
 
@@ -227,7 +227,7 @@ class ParquetFile(TableFile):
             stop = start + self._file.metadata.row_group(group).num_rows
             if wanted is None or np.searchsorted(wanted, start) < np.searchsorted(wanted, stop):
                 with _explained(self._path):
-                    batches = self._file.iter_batches(BLOCK, row_groups=[group], columns=list(names))
+                    batches = self._file.iter_batches(POOL_BLOCK, row_groups=[group], columns=list(names))
                     for rows, batch in _pick(batches, start, wanted):
                         batch.validate(full=True)  # texts that are not UTF-8 would fail later
                         yield rows, batch
@@ -383,8 +383,8 @@ def _fits(column: Any, type: Any) -> bool:
 def _pick(batches: Any, start: int, wanted: Rows | None) -> Iterator[tuple[Rows, Any]]:
     """The rows of ``batches`` from row ``start`` on, or the wanted of them, at most a block at a time."""
     for batch in batches:
-        for first in range(0, len(batch), BLOCK):
-            piece = batch.slice(first, BLOCK)
+        for first in range(0, len(batch), POOL_BLOCK):
+            piece = batch.slice(first, POOL_BLOCK)
             rows = np.arange(start + first, start + first + len(piece))
             if wanted is not None:
                 low, high = np.searchsorted(wanted, [rows[0], rows[-1] + 1])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli
 
-from coresift.checks import check_whole
+from coresift.checks import check_integer
 from coresift.posteriors.gaussian import (
     GaussianWeights,
     check_labelled,
@@ -83,7 +83,7 @@ class BayesianProbitRegression:
     def __post_init__(self) -> None:
         if self.method not in ("ep", "laplace"):
             raise InputError(f"method is {self.method!r}, expected 'ep' or 'laplace'")
-        object.__setattr__(self, "max_iterations", check_whole(self.max_iterations, 1, "max_iterations"))
+        object.__setattr__(self, "max_iterations", check_integer(self.max_iterations, 1, "max_iterations"))
         check_positive(self.tolerance, "tolerance")
 
     def fit(self, x: Tensor, y: Tensor) -> ProbitPosterior:

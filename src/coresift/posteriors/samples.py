@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, MixtureSameFamily, Normal
 from torch.nn.functional import logsigmoid
 
-from coresift.checks import check_probabilities, check_shape, check_whole
+from coresift.checks import check_integer, check_probabilities, check_shape
 from coresift.types import InputError
 
 # A tree or a saturated softmax says "impossible" where it means "not seen": log 0 would make one sample's
@@ -318,7 +318,7 @@ def own_generator() -> torch.Generator:
 
 def choose(available: int, num: int, generator: torch.Generator) -> Tensor:
     """(min(num, available),) distinct positions; all of them, in order, where that is what is asked."""
-    num = check_whole(num, 0, "num")
+    num = check_integer(num, 0, "num")
     if num >= available:
         return torch.arange(available)
     return torch.randperm(available, generator=generator)[:num].sort().values

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from coresift.checks import check_shape, check_whole
+from coresift.checks import check_integer, check_shape
 from coresift.posteriors.samples import by_blocks, own_generator
 from coresift.types import InputError
 
@@ -46,7 +46,7 @@ class SoftmaxPosterior:
         return replace(self, mean=mean, deviation=deviation, factor=factor)
 
     def __post_init__(self) -> None:
-        num_predictive = check_whole(self.num_predictive, 1, "num_predictive")
+        num_predictive = check_integer(self.num_predictive, 1, "num_predictive")
         object.__setattr__(self, "num_predictive", num_predictive)
         check_shape(self.mean, (None, None), "the mean of the weights")
         check_shape(self.deviation, tuple(self.mean.shape), "the deviation of the weights")

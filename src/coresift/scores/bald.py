@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
-from coresift.checks import check_finite, check_several, check_whole
+from coresift.checks import check_finite, check_integer, check_several
 from coresift.pool import Pool
 from coresift.posteriors.base import FiniteSamples, Posterior
 from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
@@ -55,7 +55,7 @@ def bald(
     if isinstance(posterior, FiniteSamples):
         # The predictive is the mixture of all K samples; fewer in the second term would not be information.
         num_samples = posterior.num_samples
-    theta = posterior.sample(check_whole(num_samples, 1, "num_samples"), generator)
+    theta = posterior.sample(check_integer(num_samples, 1, "num_samples"), generator)
 
     def gain(x: Tensor) -> Tensor:
         each = posterior.conditional(x, theta)

@@ -13,7 +13,7 @@ import pickle
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
@@ -24,15 +24,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from coresift.checks import check_whole
-from coresift.pool import BLOCK, Part, as_float
+from coresift.checks import check_integer
+from coresift.limits import POOL_BLOCK
+from coresift.pool import Part
+from coresift.pool.dataset import import_ray
 from coresift.posteriors.network import at_the_last_layer
 from coresift.selectors.distance import LCMD, KCenter, KMeansPlusPlus
 from coresift.selectors.frank_wolfe import FrankWolfe
 from coresift.spaces.centres import Centres, VectorCentres
 from coresift.spaces.leaders import Leaders, Scan
 from coresift.spaces.vectors import ColumnSpace, Scanner, VectorSpace
-from coresift.types import Batch, Chunk, Floats, Index, InputError
+from coresift.types import Batch, Floats, Index, InputError
 
 if TYPE_CHECKING:
     from coresift.strategies import Problem, Strategy
@@ -101,18 +103,9 @@ def _check_strategy(strategy: Strategy) -> None:
         )
 
 
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        message = 'a pool in shards needs Ray: pip install ".[ray]" in the folder of the clone'
-        raise InputError(message) from None
-    return ray
-
-
 def _connect() -> None:
     """Join a cluster, or start one on this machine; nothing where that is done already."""
-    ray = _import_ray()
+    ray = import_ray()
     if ray.is_initialized():
         return
     try:
@@ -130,7 +123,7 @@ def start_on_this_machine(num_cpus: int | None) -> None:
     ``_node_ip_address`` says, unless clusters of several machines are turned off. That is an environment
     variable's matter, read when Ray is imported: too early to know that there is no cluster to join.
     """
-    ray = _import_ray()
+    ray = import_ray()
     from ray._private import ray_constants
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -349,9 +342,9 @@ class Shards:
     scale: tuple[float, float] | None = None
 
     def __init__(self, strategy: Strategy, problem: Problem, num_workers: int | None) -> None:
-        self._ray = _import_ray()
+        self._ray = import_ray()
         cpus = max(int(self._ray.cluster_resources().get("CPU", 1)), 1)
-        parts = cpus if num_workers is None else check_whole(num_workers, 1, "num_workers")
+        parts = cpus if num_workers is None else check_integer(num_workers, 1, "num_workers")
         self.starts = _starts(len(problem.pool), parts)
         self._parts = [Part(problem.pool, start, stop) for start, stop in pairwise(self.starts.tolist())]
         threads = max(cpus // len(self._parts), 1)
@@ -461,7 +454,7 @@ def _starts(size: int, num: int) -> Index:
     >>> _starts(100_000, 3).tolist(), _starts(5, 2).tolist()
     ([0, 32768, 65536, 100000], [0, 2, 5])
     """
-    block = min(BLOCK, 2 ** max((size // num).bit_length() - 3, 0))
+    block = min(POOL_BLOCK, 2 ** max((size // num).bit_length() - 3, 0))
     borders = np.round(np.arange(1, num) * size / num / block).astype(np.int64) * block
     return np.unique(np.concatenate([[0], borders, [size]]))
 
@@ -718,86 +711,6 @@ class RayCentres(Centres):
 
     def radius(self) -> float:
         return float(max(self._shards.ask("radius")))
-
-
-class DatasetPool:
-    """Numeric columns of a Ray Dataset; positions are those of its rows in the order of its blocks.
-
-    Pass a dataset that is materialised, or one whose blocks come in the same order each time: otherwise a
-    position cannot be traced back to its row.
-
-    Parameters
-    ----------
-    columns : names of the feature columns, in order; all numeric columns by default.
-    """
-
-    def __init__(self, dataset: Any, columns: Sequence[str] | None = None) -> None:
-        import pyarrow as pa
-
-        self._ray = _import_ray()
-        self._tables = list(dataset.materialize().to_arrow_refs())
-        describe = self._ray.remote(num_cpus=0)(_describe)
-        each = self._ray.get([describe.remote(table) for table in self._tables])
-        schema = (
-            pa.unify_schemas([one for _, one in each], promote_options="permissive")
-            if each
-            else pa.schema([])
-        )
-        numeric = [
-            field.name
-            for field in schema
-            if pa.types.is_integer(field.type)
-            or pa.types.is_floating(field.type)
-            or pa.types.is_boolean(field.type)
-        ]
-        self.columns = list(numeric if columns is None else columns)
-        wrong = [name for name in self.columns if name not in numeric]
-        if wrong or not self.columns:
-            raise InputError(
-                f"the dataset has {f'no numeric column {wrong[0]!r}' if wrong else 'no numeric columns'}; "
-                f"it has {', '.join(f'{field.name} ({field.type})' for field in schema)}"
-            )
-        self._schema = pa.schema([schema.field(name) for name in self.columns])
-        self._starts = np.concatenate([[0], np.cumsum([rows for rows, _ in each], dtype=np.int64)])
-        if len(self) == 0:
-            raise InputError("the dataset is empty")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_ray"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _ray=_import_ray())
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def chunks(self) -> Iterator[Chunk]:
-        return self.chunks_from(0)
-
-    def chunks_from(self, start: int) -> Iterator[Chunk]:
-        """The blocks from the one on that holds row ``start``."""
-        for number, (first, stop) in enumerate(pairwise(self._starts.tolist())):
-            if stop > max(start, first):
-                yield Chunk(first, self._rows(number))
-
-    def take(self, index: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
-        position = np.asarray(index, dtype=np.int64)
-        number = np.searchsorted(self._starts, position, side="right") - 1
-        rows = next(self.chunks()).x[:1].repeat(len(position), 1)
-        for one in np.unique(number).tolist():
-            here = number == one
-            rows[torch.from_numpy(here)] = self._rows(one)[position[here] - self._starts[one]]
-        return rows
-
-    def _rows(self, number: int) -> Tensor:
-        table = self._ray.get(self._tables[number]).select(self.columns).cast(self._schema)
-        columns = [table.column(name).to_numpy() for name in self.columns]
-        return as_float(np.stack(columns, axis=1))
-
-
-def _describe(table: Any) -> tuple[int, Any]:
-    """Rows and columns of an Arrow table, without what else its schema says."""
-    return table.num_rows, table.schema.remove_metadata()
 
 
 def _tensor(array: npt.NDArray[Any]) -> Tensor:

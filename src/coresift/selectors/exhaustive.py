@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 import torch
 
-from coresift.checks import check_whole
+from coresift.checks import check_integer
 from coresift.selectors.base import Account, Selector
 from coresift.selectors.information import best_weights
 from coresift.spaces.base import Space
@@ -26,7 +26,7 @@ class Exhaustive(Selector[Space]):
     max_batches: int = 200_000
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_batches", check_whole(self.max_batches, 1, "max_batches"))
+        object.__setattr__(self, "max_batches", check_integer(self.max_batches, 1, "max_batches"))
 
     def _choose(self, space: Space, account: Account, generator: torch.Generator) -> tuple[Floats, Floats]:
         candidates = account.open.nonzero()[:, 0].tolist()

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from coresift.checks import check_whole
+from coresift.checks import check_integer
 from coresift.selectors.base import Account, Selector
 from coresift.spaces.base import Space
 from coresift.spaces.storage import InMemory
@@ -68,7 +68,7 @@ class KMedoids(Selector[Space]):
 
     def __post_init__(self) -> None:
         for name in ("max_points", "max_iterations"):
-            object.__setattr__(self, name, check_whole(getattr(self, name), 0, name))
+            object.__setattr__(self, name, check_integer(getattr(self, name), 0, name))
 
     def _choose(self, space: Space, account: Account, generator: torch.Generator) -> tuple[Floats, Floats]:
         candidates, pending = account.open.nonzero()[:, 0].cpu(), torch.from_numpy(account.pending)

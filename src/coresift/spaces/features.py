@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from coresift.pool import BLOCK, Pool, as_pool, read
+from coresift.limits import POOL_BLOCK
+from coresift.pool import Pool, as_pool, read
 from coresift.posteriors.base import LastLayerPosterior, Posterior
 from coresift.spaces.scaling import divide, excess_exponent, largest_entry
 from coresift.spaces.storage import map_pool
@@ -43,7 +44,7 @@ def feature_space(
         return (found.float() if x.dtype == torch.float32 else found).mT
 
     with torch.no_grad():
-        columns = map_pool(pool, BLOCK, lambda block: features(block.x), memory)
+        columns = map_pool(pool, POOL_BLOCK, lambda block: features(block.x), memory)
         anchors = None
         if labelled is not None:
             anchors = torch.cat([features(block.x) for block in read(as_pool(labelled))], 1).to(

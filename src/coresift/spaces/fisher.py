@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from coresift.checks import check_whole
+from coresift.checks import check_integer
 from coresift.pool import Pool, as_pool, read
 from coresift.posteriors.base import LastLayerPosterior, Posterior
 from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
@@ -59,7 +59,7 @@ def last_layer_fisher_space(
             f"{type(posterior).__name__} has no last layer to take gradients of; it needs the methods "
             "features, outputs and likelihood of coresift.posteriors.LastLayerPosterior; 'acs-fw' needs none"
         )
-    theta = posterior.sample(check_whole(num_samples, 1, "num_samples"), generator)
+    theta = posterior.sample(check_integer(num_samples, 1, "num_samples"), generator)
 
     def map_rows(source: Pool) -> tuple[Tensor, Tensor]:
         errors, features = [], []

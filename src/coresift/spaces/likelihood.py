@@ -18,8 +18,9 @@ from torch.distributions import (
 )
 from torch.nn.functional import logsigmoid
 
-from coresift.checks import check_classes, check_finite, check_several, check_whole
-from coresift.pool import BLOCK, Part, Pool, as_pool
+from coresift.checks import check_classes, check_finite, check_integer, check_several
+from coresift.limits import POOL_BLOCK
+from coresift.pool import Part, Pool, as_pool
 from coresift.posteriors.base import Posterior
 from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.posteriors.samples import rows_at_a_time
@@ -44,7 +45,7 @@ def default_num_samples(budget: int) -> int:
     >>> [default_num_samples(budget) for budget in (10, 200, 5000)]
     [128, 400, 1024]
     """
-    return min(max(2 * check_whole(budget, 1, "budget"), 128), 1024)
+    return min(max(2 * check_integer(budget, 1, "budget"), 128), 1024)
 
 
 def likelihood_space(
@@ -100,7 +101,7 @@ def sampled_likelihood_space(
     >>> space.norms.round(decimals=3)
     tensor([0.5110, 0.0000], dtype=torch.float64)
     """
-    theta = posterior.sample(check_whole(num_samples, 1, "num_samples"), generator)
+    theta = posterior.sample(check_integer(num_samples, 1, "num_samples"), generator)
     seed = int(torch.randint(2**62, (), generator=generator))
 
     def map_rows(source: Pool, memory: int | None = None) -> Columns:
@@ -110,7 +111,7 @@ def sampled_likelihood_space(
         check_several(first)
         if isinstance(first, Categorical):
             check_classes(first.probs.shape[-1])
-        size = rows_at_a_time(first, BLOCK)
+        size = rows_at_a_time(first, POOL_BLOCK)
 
         def vectors(block: Chunk) -> Tensor:
             predictive, conditional = posterior.predictive(block.x), posterior.conditional(block.x, theta)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coresift.pool import BLOCK, ArrayPool, Pool, blocks, read
+from coresift.limits import POOL_BLOCK
+from coresift.pool import ArrayPool, Pool, blocks, read
 from coresift.spaces.base import ANCHORS, KernelSpace
 from coresift.spaces.scaling import divide, excess_exponent, largest_entry
 from coresift.types import InputError
@@ -80,7 +81,7 @@ class OuterSpace(KernelSpace):
         squares, offsets = [], []
         # A GPU wants more rows at a time than a cache holds.
         on_gpu = pool.take([0]).is_cuda
-        self._block = 16 * BLOCK if on_gpu else BLOCK
+        self._block = 16 * POOL_BLOCK if on_gpu else POOL_BLOCK
         for block in read(pool, self._block):
             left, right = kernel.sides(block.x)
             cross = left.mT @ right if cross is None else cross + left.mT @ right

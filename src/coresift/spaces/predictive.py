@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution
 
-from coresift.checks import check_classes, check_finite, check_several, check_whole
+from coresift.checks import check_classes, check_finite, check_integer, check_several
 from coresift.pool import Pool, as_pool
 from coresift.posteriors.base import Posterior
 from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
@@ -55,7 +55,7 @@ def predictive_space(
     """
     if lengths not in get_args(Lengths):
         raise InputError(f"lengths is {lengths!r}, expected 'information' or 'wavering'")
-    theta = posterior.sample(check_whole(num_samples, 1, "num_samples"), generator)
+    theta = posterior.sample(check_integer(num_samples, 1, "num_samples"), generator)
     seed = int(torch.randint(2**62, (), generator=generator))
 
     @cache

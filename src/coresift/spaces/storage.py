@@ -17,7 +17,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from coresift.checks import LIBRARIES
+from coresift.checks import as_bytes
+from coresift.limits import LIBRARY_BYTES
 from coresift.pool import Pool, read
 from coresift.types import Chunk, InputError
 
@@ -181,7 +182,7 @@ def map_pool(
         kind, device = dtype or values.dtype, values.device
         if columns is None:
             width = (len(values) + _NUMBERS_BESIDE) * kind.itemsize
-            needed = (width + _BESIDE) * len(pool) + LIBRARIES
+            needed = (width + _BESIDE) * len(pool) + LIBRARY_BYTES
             if memory is None or needed <= memory or device.type != "cpu":
                 columns = InMemory.empty(len(values), len(pool), kind, device)
             else:
@@ -253,12 +254,3 @@ def where(values: Tensor, compare: Callable[[Any, float], Any], bound: float) ->
     if values.is_cuda:
         return cast(Tensor, compare(values, bound).nonzero()[:, 0])
     return torch.from_numpy(compare(values.numpy(), bound).nonzero()[0])
-
-
-def as_bytes(number: float) -> str:
-    """For people.
-
-    >>> as_bytes(4.2e9), as_bytes(1e5)
-    ('4.2 GB', '0.1 MB')
-    """
-    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"

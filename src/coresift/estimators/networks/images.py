@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from coresift.checks import check_whole
+from coresift.checks import check_integer
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -29,7 +29,7 @@ class Augment(nn.Module):
 
     def __init__(self, padding: int = 4, flip: bool = True) -> None:
         super().__init__()
-        self.padding, self.flip = check_whole(padding, 0, "padding"), flip
+        self.padding, self.flip = check_integer(padding, 0, "padding"), flip
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from coresift.checks import check_whole
+from coresift.checks import check_integer
 
 _EPSILON = 1e-5
 
@@ -25,8 +25,8 @@ class MLP(nn.Module):
 
     def __init__(self, inputs: int, widths: Sequence[int] = (30, 30)) -> None:
         super().__init__()
-        widths = [check_whole(width, 1, "a width") for width in widths]
-        sizes = [check_whole(inputs, 1, "inputs"), *widths]
+        widths = [check_integer(width, 1, "a width") for width in widths]
+        sizes = [check_integer(inputs, 1, "inputs"), *widths]
         self.linear = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in zip(sizes, widths, strict=False))
         self.norm = nn.ModuleList(nn.BatchNorm1d(width, eps=_EPSILON) for width in widths)
 

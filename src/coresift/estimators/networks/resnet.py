@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from coresift.checks import check_whole
+from coresift.checks import check_integer
 from coresift.estimators.networks.batch_norm import BatchNorm
 
 
@@ -30,7 +30,7 @@ class ResNet18(nn.Module):
     def __init__(self, channels: int = 3, features: int = 32, width: int = 64) -> None:
         super().__init__()
         channels, features, width = (
-            check_whole(value, 1, name)
+            check_integer(value, 1, name)
             for name, value in (("channels", channels), ("features", features), ("width", width))
         )
         self.stem = nn.Sequential(Convolution(channels, width), BatchNorm(width))

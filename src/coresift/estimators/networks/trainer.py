@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from coresift.checks import check_whole
+from coresift.checks import check_integer
 from coresift.estimators.networks.stack import Stack
 from coresift.progress import progress_bar
 from coresift.search.kernels import recorded
@@ -161,7 +161,7 @@ class Trainer:
     def __post_init__(self) -> None:
         for name, least in (("epochs", 0), ("batch_size", 1), ("least_steps", 0)):
             if getattr(self, name) is not None or name != "batch_size":
-                object.__setattr__(self, name, check_whole(getattr(self, name), least, name))
+                object.__setattr__(self, name, check_integer(getattr(self, name), least, name))
 
     def train(
         self, stack: Stack, objective: Objective, data: LabelledStack, generators: Sequence[torch.Generator]

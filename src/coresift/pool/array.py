@@ -1,0 +1,188 @@
+"""Pools in memory or memory-mapped, and the conversion of rows to float tensors."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from coresift.checks import check_dense, check_integer
+from coresift.errors import InputError, shown
+from coresift.limits import CHUNK_NUMBERS, CHUNK_ROWS
+from coresift.types import Chunk
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayPool:
+    """Rows of an array, a tensor or a memory-mapped ``.npy`` file.
+
+    A NumPy array is copied one chunk at a time. Pages of a memory map are released after they are read, so
+    that the process stays small however large the file is. Chunks of long rows, such as images, hold fewer
+    rows. A memory map that is sent to another process travels as the name of its file.
+
+    >>> pool = ArrayPool(np.arange(6.0).reshape(3, 2), chunk_size=2)
+    >>> [(chunk.start, chunk.x.tolist()) for chunk in pool.chunks()]
+    [(0, [[0.0, 1.0], [2.0, 3.0]]), (2, [[4.0, 5.0]])]
+    >>> pool.take([2, 0]).tolist()
+    [[4.0, 5.0], [0.0, 1.0]]
+    """
+
+    rows: Tensor | npt.NDArray[Any]
+    chunk_size: int = CHUNK_ROWS
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "chunk_size", check_integer(self.chunk_size, 1, "chunk_size"))
+        if self.rows.ndim < 2:
+            raise InputError(f"a pool needs rows and columns, got shape {tuple(self.rows.shape)}")
+        if len(self.rows) == 0:
+            raise InputError("the pool is empty")
+        if isinstance(self.rows, np.ndarray) and self.rows.dtype.kind not in "fiub":
+            raise InputError(f"a pool holds numbers, got an array of type {self.rows.dtype}; encode it first")
+        if isinstance(self.rows, Tensor):
+            check_dense(self.rows, "the pool")
+        if math.prod(self.rows.shape[1:]) == 0:
+            raise InputError(f"the pool has rows without numbers: its shape is {tuple(self.rows.shape)}")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        mapped = location_in_file(self.rows)
+        if mapped is not None:
+            return _reopen, (*mapped, self.chunk_size)
+        # Pickle would store the whole tensor behind a view.
+        rows = self.rows.clone() if isinstance(self.rows, Tensor) else self.rows
+        return ArrayPool, (rows, self.chunk_size)
+
+    def chunks(self) -> Iterator[Chunk]:
+        return self.chunks_from(0)
+
+    def chunks_from(self, start: int) -> Iterator[Chunk]:
+        """Yield the chunks from row ``start`` on."""
+        size = min(self.chunk_size, max(1, CHUNK_NUMBERS // max(1, math.prod(self.rows.shape[1:]))))
+        for first in range(start, len(self), size):
+            rows = as_float(self.rows[first : first + size])
+            release_pages(self.rows)
+            yield Chunk(first, rows)
+
+    def take(self, index: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
+        rows = as_float(self.rows[np.ascontiguousarray(index, dtype=np.int64)])
+        release_pages(self.rows)
+        return rows
+
+
+def release_pages(rows: Tensor | npt.NDArray[Any]) -> None:
+    """Tell the system that pages of a memory map are not needed now; it reads them again on the next use."""
+    # A copy-on-write map would lose what was written to it.
+    if isinstance(rows, np.memmap) and rows.mode in ("r", "r+") and hasattr(mmap, "MADV_DONTNEED"):
+        mapping: Any = rows
+        mapping._mmap.madvise(mmap.MADV_DONTNEED)
+
+
+def location_in_file(rows: Tensor | npt.NDArray[Any]) -> tuple[Any, ...] | None:
+    """Return file, type, offset, shape and order of memory-mapped rows; ``None`` for other rows."""
+    if not isinstance(rows, np.memmap) or rows.filename is None or rows.mode not in ("r", "r+"):
+        return None
+    if not (rows.flags.c_contiguous or rows.flags.f_contiguous):
+        return None
+    # A view has the offset of the array it was cut from, so count from the beginning of the mapping.
+    begin = rows.offset - rows.offset % mmap.ALLOCATIONGRANULARITY
+    mapping: Any = rows
+    address = np.frombuffer(mapping._mmap, dtype=np.uint8).ctypes.data
+    offset = begin + rows.ctypes.data - address
+    return rows.filename, rows.dtype, offset, rows.shape, "C" if rows.flags.c_contiguous else "F"
+
+
+def _reopen(
+    name: str | Path, dtype: npt.DTypeLike, offset: int, shape: tuple[int, ...], order: Any, chunk_size: int
+) -> ArrayPool:
+    """Map the file that `location_in_file` describes, perhaps on another machine."""
+    try:
+        rows: npt.NDArray[Any] = np.memmap(name, dtype, "r", offset, shape, order)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {name} here: {error}") from None
+    return ArrayPool(rows, chunk_size)
+
+
+def as_float(rows: Tensor | npt.NDArray[Any]) -> Tensor:
+    """Return rows as a float tensor: float32 and float64 stay, halves become float32, integers float64."""
+    if isinstance(rows, np.ndarray):
+        if rows.dtype.kind not in "biuf" or rows.dtype.itemsize > 8:
+            rows = _as_float64(rows)
+        # torch shares memory only with writable arrays of forward strides and native byte order.
+        if not rows.flags.writeable or min(rows.strides, default=0) < 0 or not rows.dtype.isnative:
+            rows = np.array(rows, dtype=rows.dtype.newbyteorder("="))
+        rows = torch.from_numpy(rows)
+    check_dense(rows, "an array")
+    if rows.dtype in (torch.float32, torch.float64):
+        return rows
+    return rows.to(torch.float32 if rows.is_floating_point() else torch.float64)
+
+
+def _as_float64(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Convert objects, long doubles and the like; None becomes NaN, which is reported later."""
+    kind = values.dtype.kind
+    if kind in "Of" and not (kind == "O" and any(isinstance(value, str) for value in values.flat)):
+        with suppress(TypeError, ValueError):
+            return values.astype(np.float64)
+    raise InputError(f"an array holds {values.dtype}, expected numbers")
+
+
+def as_array(source: Any) -> npt.NDArray[Any]:
+    """Return rows as an array; all columns of a data frame must hold numbers or booleans."""
+    if isinstance(source, np.memmap):
+        return source
+    if hasattr(source, "columns") and hasattr(source, "to_numpy"):
+        return _frame_to_array(source)
+    try:
+        return np.asarray(source)
+    except ValueError:
+        raise InputError(f"rows of different lengths in {shown(source)}, expected rows and columns") from None
+
+
+def _frame_to_array(frame: Any) -> npt.NDArray[Any]:
+    columns = []
+    for number, name in enumerate(frame.columns):
+        # Columns of pandas may share a name.
+        column = frame.iloc[:, number] if hasattr(frame, "iloc") else frame[name]
+        kind = getattr(column.dtype, "kind", "")  # of pandas; "O" are texts, objects or categories
+        missing = {"dtype": np.float64, "na_value": np.nan} if hasattr(column.dtype, "na_value") else {}
+        try:
+            values = np.asarray(column.to_numpy(**({} if kind == "O" else missing)))
+            columns.append(as_float(values).numpy())
+        except (InputError, TypeError, ValueError):
+            raise InputError(
+                f"column {name!r} holds {column.dtype}, expected numbers; encode it or leave it out"
+            ) from None
+    return np.stack(columns, 1) if columns else np.empty((len(frame), 0))
+
+
+def keep_rows(parts: Iterable[Tensor], size: int, memory: int | None = None) -> ArrayPool:
+    """Collect ``size`` rows that are computed in parts, as a pool.
+
+    Rows on a CPU that need more than a quarter of ``memory`` bytes go to a temporary file.
+
+    >>> keep_rows([torch.zeros(2, 3), torch.ones(1, 3)], 3).rows.shape
+    torch.Size([3, 3])
+    """
+    iterator = iter(parts)
+    first = next(iterator)
+    if memory is None or first.is_cuda or size * first[0].nbytes <= memory // 4:
+        return ArrayPool(torch.cat([first, *iterator]))
+    with tempfile.TemporaryFile(prefix="coresift-") as file:
+        for part in chain([first], iterator):
+            file.write(np.ascontiguousarray(part.numpy()).data)
+        file.flush()
+        shape = (size, *first.shape[1:])
+        return ArrayPool(np.memmap(file, first.numpy().dtype, "r", 0, shape))
