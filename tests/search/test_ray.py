@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from coresift import InputError
-from coresift.pool import as_pool
+from coresift.pool import DatasetPool, as_pool
 from coresift.posteriors import BayesianLinearRegression
 from coresift.posteriors.samples import ClassSamples, GaussianSamples
-from coresift.search.ray import WORKING, DatasetPool, RaySpace, _starts, ray_space, select_on_ray
+from coresift.search.ray import WORKING, RaySpace, _starts, ray_space, select_on_ray
 from coresift.strategies import STRATEGIES, Problem
 
 ray = pytest.importorskip("ray", reason="needs the ray package")
