@@ -44,6 +44,34 @@ CLOSED_FORM_BYTES = 170  # memory of a point in a space of inner products, whose
 # --- estimators
 
 # --- labelling
+ITEM_NUMBERS = 4_000_000  # numbers read at a time from an array with wide rows
+IMAGE_BLOCK = 32  # images read at a time: decoding is slow, and their pixels are held at once
+SHOWN_NUMBERS = 20  # numbers of an array's row that are shown to people
+CSV_BYTES = 8 << 20  # bytes that the CSV reader takes at a time
+PARQUET_BYTES = 1 << 18  # bytes that the Parquet reader buffers
+# Items that encoders are fitted to, which changes the features: 100,000 rows tell a mean to a third of a
+# percent of its spread; texts and images take longer each, and networks longest.
+SAMPLE_ROWS = 100_000
+SAMPLE_TEXTS = 30_000
+SAMPLE_IMAGES = 4_000
+SAMPLE_EMBEDDED = 500
+SAMPLE_NUMBERS = 20_000_000  # numbers in a sample of wide rows
+CATEGORIES = 20  # columns made of one column of categories; changes the features
+WORDS = 20_000  # words and pairs of words of texts; changes the features
+WORD_DIRECTIONS = 100  # directions that these are reduced to; changes the features
+IMAGE_SIDE = 32  # side that images are resized to for their colours and edges; changes the features
+IMAGE_DIRECTIONS = 64  # directions that these are reduced to; changes the features
+NETWORK_SIDE = 224  # side that images are resized to for a network that names none; changes the features
+LARGEST_STD = 10  # largest feature made of a number, in standard deviations; changes the features
+# Features with a standard deviation below this share of the numbers they were computed from are rounding, and
+# a model that scales its inputs would blow them up to the size of the rest. Single precision, in which images
+# and networks are, errs by 6e-8 of a number and some 1e-6 after a long sum; a word that two texts in 30,000
+# have still makes a standard deviation of some 1e-3.
+ROUNDING = 1e-5
+ROUNDING_DOUBLE = (
+    1e-13  # the same in double precision: a difference of 1e-13 takes a thousand steps of rounding
+)
+NAMED_IMAGES = 10  # images named in a message that some cannot be read
 
 # --- report
 

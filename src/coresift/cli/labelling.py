@@ -58,7 +58,7 @@ def _ids(project: Project, given: list[str] | None) -> tuple[str, ...]:
     """Ids as they are, or with ``@`` in front of the name of a file that has one in each line, or a column of
     them as a batch has; ``@@`` stands for an ``@`` that an id begins with.
     """
-    from coresift.labelling.files import answer_parts, read_ids
+    from coresift.labelling.labellers.files import answer_parts, read_ids
 
     columns = answer_parts(project.target, project.settings.reading.id)["id"]
     found: list[str] = []
@@ -103,7 +103,7 @@ def init(
     json: Json = False,
 ) -> None:
     """Begin a labelling project from a pool of items."""
-    from coresift.labelling.files import alike_classes
+    from coresift.labelling.labels import alike_classes
     from coresift.labelling.pools import Reading
     from coresift.labelling.project import Project
 
@@ -364,7 +364,7 @@ def ingest(
     json: Json = False,
 ) -> None:
     """Take labels in; a file may be partial, and may come twice."""
-    from coresift.labelling.files import alike_classes
+    from coresift.labelling.labels import alike_classes
     from coresift.labelling.project import Project
 
     with Project(project) as opened:
@@ -433,7 +433,7 @@ def _about_alike_classes(alike: Sequence[Sequence[str]], counts: Mapping[str, in
 
 
 def _about_new_classes(counts: Mapping[str, int], known: Sequence[str]) -> list[str]:
-    from coresift.labelling.files import nearest_class
+    from coresift.labelling.labels import nearest_class
 
     if not counts:
         return []

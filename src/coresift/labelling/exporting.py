@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coresift.atomic import replacing
-from coresift.labelling.files import answer_columns, answer_parts, free_names, guarded
-from coresift.labelling.table_files import as_texts
+from coresift.labelling.cells import guarded
+from coresift.labelling.labellers.files import answer_columns, answer_parts, free_names
+from coresift.labelling.pools.arrow import as_texts
 from coresift.progress import progress_bar
 from coresift.types import InputError
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 from xml.etree import ElementTree
 
-from coresift.labelling.files import is_label, is_number, plain_class
 from coresift.labelling.label_studio_client import (
     CONTROL,
     AnswerError,
@@ -30,6 +29,7 @@ from coresift.labelling.label_studio_client import (
     task_filter,
     trust,
 )
+from coresift.labelling.labels import is_label, is_number, plain_class
 from coresift.labelling.project import BusyError, NothingLeftError
 from coresift.labelling.records import Answer, Chosen, Round, Task
 from coresift.types import InputError

@@ -23,26 +23,22 @@ from filelock import FileLock, Timeout
 import coresift
 from coresift.errors import cannot_write, is_full
 from coresift.labelling.choose import Limits, asker, choose_within, stands_for
-from coresift.labelling.features import broken_images, write_features
-from coresift.labelling.files import (
+from coresift.labelling.encoders import broken_images, write_features
+from coresift.labelling.labellers.files import RESERVED, answer_parts, read_answers, read_content, write_batch
+from coresift.labelling.labels import (
     PLAIN_NUMBERS,
-    RESERVED,
-    answer_parts,
     is_label,
     is_number,
     is_separated_number,
     plain_class,
     plain_number,
-    read_answers,
-    read_content,
-    write_batch,
 )
 from coresift.labelling.ledger import NAME as LEDGER
 from coresift.labelling.ledger import Ingested, Labelled, Ledger, damaged, now
 from coresift.labelling.model import MODEL_NAMES, default_model, std_factor
 from coresift.labelling.pools import ItemPool, Reading, open_pool
+from coresift.labelling.pools.base import row_name
 from coresift.labelling.records import Answer, Chosen, Round, Task
-from coresift.labelling.table_files import row_name
 from coresift.labelling.worth import information, worth
 from coresift.strategies import DEFAULT, find_strategy, select
 from coresift.types import Index, InputError

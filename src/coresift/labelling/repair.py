@@ -18,7 +18,8 @@ from typing import Any
 
 from coresift.atomic import write_text
 from coresift.errors import InputError
-from coresift.labelling.files import answer_parts, guarded
+from coresift.labelling.cells import guarded
+from coresift.labelling.labellers.files import answer_parts
 from coresift.labelling.ledger import NAME, TABLES
 
 # The primary key of each table, in the order in which a ledger has them.

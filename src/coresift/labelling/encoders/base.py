@@ -1,0 +1,79 @@
+"""Define what an encoder is, and the scale and wording that encoders share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from coresift import limits
+from coresift.labelling.pools.base import Block
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class Encoder(Protocol):
+    """One way to turn items into features, fitted to a sample when it is made."""
+
+    @property
+    def about(self) -> str:
+        """What the features are, in words."""
+        ...
+
+    def encode(self, block: Block) -> Array:
+        """Turn n items into their features (n, d)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """Centre features and divide all of them by one number, which keeps their distances.
+
+    Attributes
+    ----------
+    kept : (d,) whether a feature is more than rounding; others are left out.
+    mean : (d,)
+    std : the root of the average variance of those kept.
+    """
+
+    kept: npt.NDArray[np.bool_]
+    mean: Array
+    std: float
+
+    @classmethod
+    def fit(cls, sample: Array, magnitude: Array | float) -> Scale:
+        """Fit to ``sample`` (n, d), computed from numbers of a ``magnitude``, (d,) or one for all."""
+        std = sample.std(0)
+        kept = std > limits.ROUNDING * magnitude
+        return cls(kept, sample.mean(0), float(np.sqrt(np.mean(std[kept] ** 2))) if kept.any() else 1.0)
+
+    @classmethod
+    def fit_embedding(cls, sample: Array) -> Scale:
+        """Fit to what a network gives (n, d), without features that are the same for all."""
+        sample = sample.astype(np.float64)
+        return cls.fit(sample, np.sqrt(np.mean(sample**2, axis=0)))
+
+    def __call__(self, features: Array) -> Array:
+        """(n, d) features to those kept, scaled."""
+        scaled: Array = ((features - self.mean) / self.std)[:, self.kept]
+        return scaled
+
+    @property
+    def width(self) -> str:
+        """How many features are kept, in words."""
+        return counted(int(self.kept.sum()), "dimension")
+
+
+def counted(number: int, singular: str, plural: str | None = None) -> str:
+    """Write a number with its noun: 1 category, 2 categories."""
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
+
+
+def left_out(names: Sequence[str], which: npt.NDArray[np.bool_], why: str) -> str:
+    """Say in brackets which columns are left out, and why; empty where none is."""
+    left = [repr(name) for name, out in zip(names, which, strict=True) if out]
+    more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+    return f" (without {', '.join(left[:5])}{more}: {why})" if left else ""

@@ -1,0 +1,360 @@
+"""Exchange batches and answers as CSV files, as spreadsheets read and write them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from coresift.atomic import replacing, sync
+from coresift.errors import cannot_write
+from coresift.labelling.cells import (
+    SEPARATORS,
+    decode,
+    guarded,
+    is_writable,
+    long_cells,
+    read_header,
+    read_records,
+    unguarded,
+)
+from coresift.labelling.labels import is_label, nearest_class, plain_class, plain_number, quoted
+from coresift.labelling.records import Answer, Chosen, Task
+from coresift.types import InputError
+
+# What a cell holds in the column "skip" where an item is not skipped.
+_NOT_SKIPPED = frozenset({"", "0", "0.0", "f", "false", "n", "no"})
+# Further columns of exports; older ones have "deviation" for "std".
+RESERVED = ("state", "predicted", "probability", "std", "round", "deviation")
+
+
+def write_batch(
+    path: Path,
+    target: str,
+    batch: Sequence[Chosen],
+    described: Sequence[Mapping[str, str]],
+    id_column: str | None = None,
+    commit: Callable[[], None] = lambda: None,
+) -> None:
+    """Write a batch for the people who label it.
+
+    The columns are ``id``, the target, ``skip`` and ``who``, where the last three are to be filled in,
+    ``rank``, and then the columns of the pool. One that would be read as part of an answer gets "item" before
+    its name. No cell starts a formula: an apostrophe keeps it text, and `read_answers` takes it away.
+
+    Parameters
+    ----------
+    path : ends in ``.csv``. A file there is replaced, as a whole or not at all.
+    target : the column to label.
+    batch : the items.
+    described : for each item what helps to label it, by column.
+    id_column : the pool's own name for the ids.
+    commit : is called when all is written to the disk, just before the file takes its name. Where it raises
+        an error, the file that was there stays.
+    """
+    if path.suffix.lower() != ".csv":
+        raise InputError(f"cannot write {path}: its name should end in .csv")
+    text = _batch_text(target, batch, described, id_column)
+    advice = "name a file in a folder of yours"
+    try:
+        with replacing(path) as file:
+            # The mark at the start tells spreadsheets that this is UTF-8. Where all is ASCII they need none,
+            # and others, such as Python's csv, would take it for a part of the first column's name.
+            file.write(text.encode("ascii" if text.isascii() else "utf-8-sig"))
+            sync(file)
+            commit()
+            advice = "its items are pending: write them to another file with coresift pending"
+    except OSError as error:
+        raise cannot_write(path, error, advice) from None
+
+
+def _batch_text(
+    target: str, batch: Sequence[Chosen], described: Sequence[Mapping[str, str]], id_column: str | None
+) -> str:
+    others = dict.fromkeys(name for columns in described for name in columns)
+    taken = answer_columns(target, id_column)
+    rank = free_names(["rank"], taken)["rank"]  # which may be the target, too
+    header = ["id", target, "skip", "who", rank, *free_names(others, {rank, *taken}).values()]
+    text = io.StringIO()
+    writer = csv.writer(text)  # ends lines as RFC 4180 has it, and so quotes both characters of a line's end
+    writer.writerow([guarded(name) for name in header])
+    for item, columns in zip(batch, described, strict=True):
+        if not is_writable(item.id):
+            raise InputError(f"an item has the id {item.id!r}, which no CSV file can hold; rename it")
+        cells = [item.id, "", "", "", str(item.rank), *(columns.get(name, "") for name in others)]
+        writer.writerow([guarded(cell) for cell in cells])
+    return text.getvalue()
+
+
+def read_content(path: Path) -> bytes:
+    """Read a file with labels, once for all its uses.
+
+    A pipe gives nothing a second time, and a file may be saved again in between.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; name the CSV file with the labels") from None
+
+
+def read_answers(
+    path: Path,
+    content: bytes,
+    *,
+    target: str,
+    task: Task,
+    ids: Callable[[Sequence[str]], Sequence[bool]],
+    classes: Sequence[str] | None,
+    id_column: str | None = None,
+) -> tuple[list[Answer], int]:
+    """Read all answers in a file, or none where anything is wrong.
+
+    The file is CSV in UTF-8 with commas, semicolons or tabs. Its first row names the columns: ``id``, or the
+    pool's own name for it, and the target, or ``label`` in its place; perhaps ``skip`` (where 0, no and false
+    mean no), ``who`` or ``annotator``, and ``at`` or ``completed_at``, in ISO 8601. Others are ignored. A row
+    without a label or a mark to skip it is not answered yet and ignored, whether its id is known or not, and
+    so is a row with a word for no label; see `is_label`. Any mistake raises an `InputError` that names the
+    row as a spreadsheet counts it.
+
+    White space around cells is ignored, except in an id that is known with it. Numbers come back in their
+    shortest form, so that 1.50 and 1.5 are the same answer, classes as `plain_class` writes them, and times
+    in UTC, also those without a zone. Of two rows with the same answer for an item the first is kept.
+
+    Parameters
+    ----------
+    path, content : of the file; see `read_content`.
+    target : the column to label.
+    task : whether labels are numbers or classes.
+    ids : tells for each id whether it is known.
+    classes : the labels that are allowed; ``None`` for any.
+    id_column : the pool's own name for the ids.
+
+    Returns
+    -------
+    The answers, and how many rows were ignored for a word that stands for no label.
+    """
+    table = _read_table(path, content, answer_parts(target, id_column))
+    answered, ignored = _answered(table, classes)
+    names = _known_ids(table, [row for row, _ in answered], ids)
+    allowed = None if classes is None else dict.fromkeys(classes)  # fast to look in, and in their order
+    answers: dict[str, tuple[Answer, int]] = {}
+    for (row, text), name in zip(answered, names, strict=True):
+        where = table.where(row, "label")
+        label = _label(where, text, task, allowed) if text else None
+        at = _time(table.where(row, "at"), row.at) if row.at.strip() else None
+        answer = Answer(name, label, unguarded(row.who.strip()).strip() or None, at)
+        earlier, number = answers.setdefault(name, (answer, row.number))
+        if earlier.label != label:
+            said, says = ("skipped" if value is None else quoted(value) for value in (earlier.label, label))
+            raise InputError(
+                f"{where}: {says} for id {quoted(name)}, but row {number} has {said}; keep one of the two"
+            )
+    return [answer for answer, _ in answers.values()], ignored
+
+
+def read_ids(path: Path, columns: Sequence[str]) -> list[str]:
+    """Read ids from a file: those in the first of the columns that is there, or one in each line."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read ids from {path}: {error}") from None
+    with long_cells():
+        for separator in SEPARATORS:
+            first, names = read_header(text, separator)
+            column = next((name for name in columns if name in names), None)
+            if column is not None:
+                ids = _column_of_ids(path, text, separator, first, names.index(column))
+                return [name for name in ids if name.strip()]
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _column_of_ids(path: Path, text: str, separator: str, first: int, column: int) -> list[str]:
+    try:
+        records = read_records(path, text, separator)[first:]
+    except InputError as error:
+        raise InputError(f"cannot read ids from {error}") from None
+    return [unguarded(cells[column]) for cells in records if len(cells) > column]
+
+
+def answer_parts(target: str, id_column: str | None = None) -> dict[str, tuple[str, ...]]:
+    """The parts of an answer, and the columns that each may be in, where the first that is there counts.
+
+    The pool's own name for the ids comes before ``id``: a file made from the pool may have both, and a batch
+    has an ``id`` only. A name that an export has for something else comes after it.
+    """
+    parts = {
+        "id": ("id",),
+        "label": (target.strip(), "label"),
+        "skip": ("skip",),
+        "who": ("who", "annotator"),
+        "at": ("at", "completed_at"),
+    }
+    if any(target.strip() in names for part, names in parts.items() if part != "label"):
+        raise InputError(f"the target cannot be named {target!r}, which is a column of its own; rename it")
+    own = (id_column or "").strip()
+    if own and not any(own in names for names in parts.values()):
+        parts["id"] = ("id", own) if own in RESERVED else (own, "id")
+    return parts
+
+
+def answer_columns(target: str, id_column: str | None = None) -> set[str]:
+    """The names of all columns that may be read as a part of an answer."""
+    return {name for names in answer_parts(target, id_column).values() for name in names}
+
+
+def free_names(names: Iterable[str], taken: Collection[str]) -> dict[str, str]:
+    """Name a pool's columns in a file: each by its own name, with "item" before one that is taken."""
+    free: dict[str, str] = {}
+    given = set[str]()
+    for name in names:
+        new = name
+        # Spaces around a name are lost when the file is read again.
+        while new.strip() in taken or new in given:
+            new = f"item {new.strip()}"
+        given.add(new)
+        free[name] = new
+    return free
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row of a file, as it is written there, and its number in a spreadsheet."""
+
+    number: int
+    id: str
+    label: str
+    skip: str = ""
+    who: str = ""
+    at: str = ""
+
+    @property
+    def skipped(self) -> bool:
+        return self.skip.strip().lower() not in _NOT_SKIPPED
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The rows of a file that are not blank, and the names of the columns with the parts of an answer."""
+
+    path: Path
+    columns: Mapping[str, str]
+    rows: Sequence[_Row]
+
+    def where(self, row: _Row, part: str) -> str:
+        return f"{self.path}, row {row.number}, column {self.columns[part]!r}"
+
+
+def _read_table(path: Path, content: bytes, parts: Mapping[str, Sequence[str]]) -> _Table:
+    with long_cells():
+        text = decode(path, content)
+        headers = {separator: read_header(text, separator) for separator in SEPARATORS}
+        fitting = (
+            separator
+            for separator, (_, names) in headers.items()
+            if not set(names).isdisjoint(parts["id"]) and not set(names).isdisjoint(parts["label"])
+        )
+        separator = next(fitting, ",")
+        records = read_records(path, text, separator)
+    first, header = headers[separator]
+    columns = _columns(path, first, header, parts)
+    indices = {part: header.index(name) for part, name in columns.items()}
+    needed = max(indices["id"], indices["label"])
+    rows = []
+    for number, cells in enumerate(records[first:], first + 1):
+        if not any(map(str.strip, cells)):
+            continue
+        # Spreadsheets may leave out empty cells at the end of a row, but a row without an end was cut off.
+        cut = len(cells) < len(header) and number == len(records) and not text.endswith(("\n", "\r"))
+        if cut or len(cells) <= needed or any(map(str.strip, cells[len(header) :])):
+            raise InputError(
+                f"{path}, row {number}: the header has {len(header)} cells, this row {len(cells)}; quote a "
+                f"cell that holds {separator!r} or a new line, and see that the file is whole"
+            )
+        row = _Row(number, **{part: cells[index] for part, index in indices.items() if index < len(cells)})
+        if not row.id.strip():
+            raise InputError(
+                f"{path}, row {number}, column {columns['id']!r}: it is empty; fill it in or drop the row"
+            )
+        rows.append(row)
+    return _Table(path, columns, rows)
+
+
+def _columns(path: Path, row: int, header: list[str], parts: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The name of the column with each part of an answer, where there is one."""
+    wanted = {"id": " or ".join(map(repr, parts["id"])), "label": repr(parts["label"][0])}
+    expected = f"the first row should name the columns {wanted['id']} and {wanted['label']}"
+    if not header:
+        raise InputError(f"{path}, row 1: the file is empty; {expected}")
+    names = {part: next((name for name in known if name in header), None) for part, known in parts.items()}
+    for part, words in wanted.items():
+        if names[part] is None:
+            seen = quoted(", ".join(header))
+            raise InputError(f"{path}, row {row}: no column {words}, only {seen}; {expected}")
+    columns = {part: name for part, name in names.items() if name is not None}
+    for name in columns.values():
+        if header.count(name) > 1:
+            raise InputError(f"{path}, row {row}: {header.count(name)} columns are named {name!r}; keep one")
+    return columns
+
+
+def _answered(table: _Table, classes: Sequence[str] | None) -> tuple[list[tuple[_Row, str]], int]:
+    """The rows with an answer and their labels, "" where skipped; and how many have a word for no label."""
+    answered, ignored = [], 0
+    for row in table.rows:
+        text = row.label.strip()
+        if text and not is_label(text, classes):
+            text, ignored = "", ignored + (not row.skipped)
+        if row.skipped and text:
+            raise InputError(
+                f"{table.where(row, 'label')}: {quoted(text)}, but the row is marked to skip; clear one of "
+                "the two"
+            )
+        if row.skipped or text:
+            answered.append((row, text))
+    return answered, ignored
+
+
+def _known_ids(
+    table: _Table, rows: Sequence[_Row], ids: Callable[[Sequence[str]], Sequence[bool]]
+) -> list[str]:
+    """The id of each row as the project knows it; one that is not known as it is written is trimmed."""
+    exact = [unguarded(row.id) for row in rows]
+    names = [
+        name if known else unguarded(row.id.strip()).strip()
+        for row, name, known in zip(rows, exact, ids(exact), strict=True)
+    ]
+    unknown = [index for index, known in enumerate(ids(names)) if not known]
+    if unknown:
+        first, *others = (quoted(names[index]) for index in unknown[:5])
+        more, listed = len(unknown) - 1, ", ".join([*others, *(["..."] if len(unknown) > 5 else [])])
+        nor = f", nor are {more} more of {len(rows)} answers ({listed})" if more else ""
+        raise InputError(
+            f"{table.where(rows[unknown[0]], 'id')}: {first} is not in the project{nor}; "
+            "is the file of another project, or did a program change the ids?"
+        )
+    return names
+
+
+def _label(where: str, text: str, task: Task, classes: Collection[str] | None) -> str:
+    """The label in a cell; a class may be guarded like other cells, since people copy them."""
+    if task == "regression":
+        return plain_number(where, text)
+    if classes is not None and text in classes:
+        return text
+    label = plain_class(unguarded(text).strip())
+    if classes is None or label in classes:
+        return label
+    nearest = nearest_class(label, classes)
+    hint = f"did you mean {nearest!r}?" if nearest else f"they are {quoted(', '.join(classes))}"
+    raise InputError(f"{where}: {quoted(label)} is none of the {len(classes)} classes; {hint}")
+
+
+def _time(where: str, text: str) -> str:
+    try:
+        time = datetime.fromisoformat(text.strip())
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+    except (ValueError, OverflowError):
+        raise InputError(f"{where}: {quoted(text)} is not a time; write it as 2030-01-31T15:00Z") from None

@@ -1,0 +1,73 @@
+"""Read pools that are arrays of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coresift import limits
+from coresift.labelling.pools.base import (
+    Block,
+    ItemPool,
+    Positions,
+    Reading,
+    check_numbers,
+    refuse_columns,
+)
+from coresift.pool import checked_index, open_npy
+from coresift.pool.array import release_pages
+from coresift.types import Index, InputError
+
+
+class ArrayItems(ItemPool):
+    """Rows of a memory-mapped .npy file of numbers (N, ...), named by their row number."""
+
+    kind = "array"
+
+    def __init__(self, reading: Reading) -> None:
+        refuse_columns(reading, "an array of numbers")
+        self.reading = reading
+        path = Path(reading.path)
+        self._rows: npt.NDArray[Any] = np.asanyarray(open_npy(path).rows)
+        self._file_size = path.stat().st_size
+        width = int(np.prod(self._rows.shape[1:]))
+        if width == 0:
+            raise InputError(f"{path} holds an array of shape {self._rows.shape}, without any number")
+        self.numbers = [str(column) for column in range(width)]
+        self.block_size = min(limits.POOL_BLOCK, max(1, limits.ITEM_NUMBERS // width))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, positions: Index) -> Block:
+        self._check_size()
+        numbers = self._rows[positions].reshape(len(positions), -1).astype(np.float64)
+        release_pages(self._rows)
+        check_numbers(self.reading.path, numbers, positions, self.numbers)
+        return Block(numbers, np.empty((len(positions), 0), dtype=object))
+
+    def describe(self, positions: Positions) -> list[dict[str, str]]:
+        self._check_size()
+        rows = (
+            self._rows[row].reshape(-1)[: limits.SHOWN_NUMBERS] for row in checked_index(positions, len(self))
+        )
+        return [{str(column): str(number) for column, number in enumerate(row)} for row in rows]
+
+    def own_columns(self, *, as_text: bool) -> Iterator[dict[str, Any]]:
+        import pyarrow as pa
+
+        for block in self.blocks():
+            columns = zip(self.numbers, block.numbers.T, strict=True)
+            yield {name: pa.array(numbers, from_pandas=True) for name, numbers in columns}
+
+    def _check_size(self) -> None:
+        """Raise where the file was cut short: reading a memory map beyond its file kills the program."""
+        size = Path(self.reading.path).stat().st_size
+        if size < self._file_size:
+            raise InputError(
+                f"{self.reading.path} had {self._file_size:,} bytes and now {size:,}; put it back as it was"
+            )

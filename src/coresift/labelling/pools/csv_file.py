@@ -1,0 +1,167 @@
+"""Read tables in CSV files, in any of the usual separators."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, tee
+from pathlib import Path
+from typing import Any
+
+from coresift import limits
+from coresift.labelling.cells import SEPARATORS
+from coresift.labelling.pools.arrow import all_match, column_kind, first_with_comma, fits, parsed
+from coresift.labelling.pools.table_file import TableFile, explained, pick
+from coresift.reading import check_header
+from coresift.types import Index, InputError
+
+# Matches numbers, also with a decimal comma or commas between thousands.
+_WITH_COMMAS = r"^\s*[+-]?[0-9][0-9.,]*\s*$"
+
+
+@dataclass
+class _ColumnTypes:
+    """What a column may hold, judging from the texts seen so far.
+
+    Attributes
+    ----------
+    fitting : the Arrow types that fit all of them, best first; of a column of text, none.
+    numeric : whether they all look like numbers, perhaps with commas.
+    with_comma : an example of one with a comma.
+    """
+
+    fitting: list[Any]
+    numeric: bool
+    with_comma: str | None = None
+
+    def see(self, column: Any) -> None:
+        self.fitting = [type for type in self.fitting if fits(column, type)]
+        self.numeric = self.numeric and all_match(column, _WITH_COMMAS)
+        if self.numeric and self.with_comma is None:
+            self.with_comma = first_with_comma(column)
+
+
+class CsvFile(TableFile):
+    """A CSV file with a header and commas, semicolons or tabs, read in pieces of some megabytes.
+
+    The whole file is read once to find the types of its columns, which no piece can tell: after thousands of
+    integers, a column may hold a word. The column ``text`` is text whatever it holds.
+    """
+
+    def __init__(self, path: Path, text: str | None = None, block: int = limits.POOL_BLOCK) -> None:
+        self._path, self._block = path, block
+        with explained(path):
+            self._separator, self.columns = _header(path)
+        check_header(path, self.columns)
+        with explained(path, self.columns):
+            try:
+                seen = self._see_all(text)
+            except ValueError:  # again with a single thread, which knows the row of the error
+                seen = self._see_all(text, threads=False)
+        if self.num_rows == 0:
+            raise InputError(f"{path} has a header and no rows; a pool needs items")
+        import pyarrow as pa
+
+        self._types = {name: (column.fitting or [pa.string()])[0] for name, column in seen.items()}
+        self.kinds = {name: column_kind(type) for name, type in self._types.items()}
+        self.with_commas = {
+            name: column.with_comma for name, column in seen.items() if column.numeric and column.with_comma
+        }
+
+    def _see_all(self, text: str | None, threads: bool = True) -> dict[str, _ColumnTypes]:
+        """Read all rows, count them, and find what each column may hold."""
+        import pyarrow as pa
+
+        types = pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC")
+        seen = {
+            name: _ColumnTypes([] if name == text else list(types), name != text) for name in self.columns
+        }
+        self.num_rows = 0
+        for batch in self._open(self.columns, threads):
+            self.num_rows += len(batch)
+            for name, column in zip(self.columns, batch.columns, strict=True):
+                seen[name].see(column)
+        return seen
+
+    def _open(self, names: Sequence[str], threads: bool = True, **options: Any) -> Any:
+        import pyarrow as pa
+        import pyarrow.csv
+
+        # As text, since the reader would take the types of its first piece for those of the file.
+        options["column_types"] = dict.fromkeys(names, pa.string())
+        return pa.csv.open_csv(
+            self._path,
+            pa.csv.ReadOptions(use_threads=threads, block_size=limits.CSV_BYTES),
+            pa.csv.ParseOptions(delimiter=self._separator, newlines_in_values=True),
+            pa.csv.ConvertOptions(include_columns=names, strings_can_be_null=True, **options),
+        )
+
+    def rows(
+        self, names: Sequence[str], *, as_text: bool, wanted: Index | None = None
+    ) -> Iterator[tuple[Index, Any]]:
+        import pyarrow as pa
+
+        with explained(self._path, self.columns):
+            if as_text:
+                yield from pick(self._open(names, null_values=[""]), 0, wanted, self._block)
+                return
+            for rows, batch in pick(self._open(names), 0, wanted, self._block):
+                columns = [parsed(batch.column(name), self._types[name]) for name in names]
+                yield rows, pa.record_batch(columns, names)
+
+    def typed(self, batch: Any) -> Any:
+        import pyarrow as pa
+
+        names = batch.schema.names
+        columns = [self._numbers(batch.column(name), name) for name in names]
+        return pa.record_batch(columns, names)
+
+    def _numbers(self, column: Any, name: str) -> Any:
+        """A column of numbers as such, without words that the CSV reader takes for missing values."""
+        import pyarrow as pa
+        import pyarrow.compute as compute
+        import pyarrow.csv
+
+        if self.kinds[name] != "number":
+            return column
+        missing = compute.is_in(column, value_set=pa.array(pa.csv.ConvertOptions().null_values))
+        return parsed(compute.if_else(missing, pa.scalar(None, column.type), column), self._types[name])
+
+
+def _header(path: Path) -> tuple[str, list[str]]:
+    """The separator of a file, and its columns: the most names that split no quoted name."""
+    split = {separator: _first_row(path, separator) for separator in SEPARATORS}
+
+    def rank(separator: str) -> tuple[bool, int]:
+        names, header = split[separator]
+        return _keeps_quoted(header, separator), len(names)
+
+    separator = max(SEPARATORS, key=rank)
+    names, _ = split[separator]
+    if not names:
+        raise InputError(f"{path} is empty; its first line should name the columns")
+    if {"\0", "\ufffd"} & set("".join(names)):
+        raise InputError(f"{path} does not begin with text in UTF-8; save the table as CSV in UTF-8")
+    return separator, names
+
+
+def _first_row(path: Path, separator: str) -> tuple[list[str], str]:
+    """The cells of the first row that is not blank, and the text that they were read from."""
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        lines, copies = tee(file)
+        reader = csv.reader(lines, delimiter=separator)
+        cells = next(filter(None, reader), [])
+        return cells, "".join(islice(copies, reader.line_num)).strip("\r\n")
+
+
+def _keeps_quoted(header: str, separator: str) -> bool:
+    """Tell whether double quotes stand only around whole names where a separator splits a header.
+
+    >>> header = 'id,"Rate it; 1 is bad",y'
+    >>> _keeps_quoted(header, ","), _keeps_quoted(header, ";")
+    (True, False)
+    """
+    name = f' *"(?:[^"]|"")*" *|[^"{separator}]*'
+    return re.fullmatch(f"(?:{name})(?:{separator}(?:{name}))*", header) is not None

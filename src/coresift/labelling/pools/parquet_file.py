@@ -1,0 +1,71 @@
+"""Read tables in Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coresift import limits
+from coresift.labelling.pools.arrow import column_kind, extremes, has_text
+from coresift.labelling.pools.base import row_name
+from coresift.labelling.pools.table_file import TableFile, explained, pick
+from coresift.reading import check_header, without_index
+from coresift.types import Index, InputError
+
+
+class ParquetFile(TableFile):
+    """A Parquet file, read by its row groups."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow.parquet
+
+        self._path = path
+        with explained(path):
+            self._file = pyarrow.parquet.ParquetFile(path, buffer_size=limits.PARQUET_BYTES)
+            schema = self._file.schema_arrow
+        check_header(path, schema.names)
+        self.columns = without_index(path, schema.empty_table(), None).column_names
+        self.kinds = {field.name: column_kind(field.type) for field in schema}
+        self.with_commas = {}
+        self.num_rows = self._file.metadata.num_rows
+        if self.num_rows == 0:
+            raise InputError(f"{path} has no rows; a pool needs items")
+
+    def rows(
+        self, names: Sequence[str], *, as_text: bool, wanted: Index | None = None
+    ) -> Iterator[tuple[Index, Any]]:
+        start = 0
+        for group in range(self._file.num_row_groups):
+            stop = start + self._file.metadata.row_group(group).num_rows
+            if wanted is None or np.searchsorted(wanted, start) < np.searchsorted(wanted, stop):
+                yield from self._group(group, start, names, wanted)
+            start = stop
+
+    def _group(
+        self, group: int, start: int, names: Sequence[str], wanted: Index | None
+    ) -> Iterator[tuple[Index, Any]]:
+        """The rows of one row group, which begins at row ``start``."""
+        with explained(self._path):
+            batches = self._file.iter_batches(limits.POOL_BLOCK, row_groups=[group], columns=list(names))
+            for rows, batch in pick(batches, start, wanted):
+                batch.validate(full=True)  # texts that are not UTF-8 would fail later
+                yield rows, batch
+
+    def check_dates(self, names: Sequence[str]) -> None:
+        dates = [name for name in names if self.kinds[name] == "date"]
+        for rows, batch in self.rows(dates, as_text=True) if dates else ():
+            for name in dates:
+                self._check_column(name, batch.column(name), rows)
+
+    def _check_column(self, name: str, dates: Any, rows: Index) -> None:
+        if has_text(extremes(dates)):
+            return
+        row = next(row for row in range(len(dates)) if not has_text(dates.slice(row, 1)))
+        where = row_name(self._path, int(rows[row]))
+        raise InputError(
+            f"{self._path} has a date in {where}, column {name!r}, that cannot be shown; "
+            f"years go from 1 to 9999, and time zones have to be known ({dates.type}): correct it"
+        )

@@ -1,0 +1,169 @@
+"""Settle which column of a table has which role: name items, be predicted, be learned from, tell costs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+
+from coresift.labelling.labels import PLAIN_NUMBERS
+from coresift.labelling.pools.arrow import USABLE
+from coresift.labelling.pools.base import Reading, row_name
+from coresift.labelling.pools.table_file import TableFile
+from coresift.types import InputError
+
+
+def settle(reading: Reading, file: TableFile) -> Reading:
+    """Fill in the columns that a reading leaves open, and raise where its roles do not fit the file."""
+    named_features = [name for text in reading.features for name in _split_names(text, file.kinds)]
+    reading = replace(reading, features=tuple(dict.fromkeys(named_features)))
+    _check_columns(reading, file)
+    roles = (reading.target, reading.cost, reading.group, reading.text)
+    if reading.id is None and "id" in file.kinds and "id" not in (*roles, *reading.features):
+        reading = replace(reading, id="id")
+    if not reading.features:
+        # An "id" next to another column that names items is nothing to learn from either.
+        others = {reading.id, *roles, "id"}
+        reading = replace(reading, features=tuple(name for name in file.columns if name not in others))
+        _check_target(reading, file)
+        _check_id(reading, file)
+        _check_commas(reading, file)
+    _check_features(reading, file)
+    return reading
+
+
+def column_values(file: TableFile, names: Sequence[str]) -> dict[str, list[str | None]]:
+    """Read columns as text without spaces around it; ``None`` where that is empty."""
+    values: dict[str, list[str | None]] = {name: [] for name in names}
+    for _, columns in file.texts(names):
+        for name, column in zip(names, columns, strict=True):
+            values[name].extend((text or "").strip() or None for text in column)
+    return values
+
+
+def why_no_ids(values: Sequence[str | None], path: str) -> str | None:
+    """Say why a column cannot name items: a value is missing, or is there twice; ``None`` where it can."""
+    first: dict[str, int] = {}
+    for row, value in enumerate(values):
+        if value is None:
+            return f"is empty in {row_name(path, row)}"
+        if first.setdefault(value, row) != row:
+            return f"holds {value!r} in {row_name(path, first[value])} and {row_name(path, row)}"
+    return None
+
+
+def _is_distinct(file: TableFile, name: str) -> bool:
+    return why_no_ids(column_values(file, [name])[name], "") is None
+
+
+def _check_columns(reading: Reading, file: TableFile) -> None:
+    path, kinds = reading.path, file.kinds
+    for name in (reading.id, reading.text, reading.cost, reading.group, *reading.features):
+        if name is not None and name not in kinds:
+            raise InputError(f"{path} has no column {name!r}; it has {', '.join(map(repr, kinds))}")
+    for role in ("id", "target", "text"):
+        name = getattr(reading, role)
+        if name in reading.features:
+            raise InputError(f"column {name!r} is the {role} of {path}; take it out of the features")
+    if reading.text is not None and kinds[reading.text] != "category":
+        raise InputError(f"column {reading.text!r} of {path} holds {kinds[reading.text]}, expected text")
+
+
+def _check_target(reading: Reading, file: TableFile) -> None:
+    """Raise where the target is not a column, but nearly has the name of a feature by default.
+
+    Most likely that column is the target, and a model would learn from what it has to predict.
+    """
+    if reading.target is None or reading.target in file.kinds:
+        return
+    nearest = _nearest_name(reading.target, reading.features)
+    if nearest is not None:
+        raise InputError(
+            f"{reading.path} has no column {reading.target!r}; did you mean {nearest!r}? "
+            "if that is a feature, list the columns to learn from with --features"
+        )
+
+
+def _check_id(reading: Reading, file: TableFile) -> None:
+    """Raise where items would be named by their rows, but a feature by default seems to name them.
+
+    Such a column is called ID or Id, or Sample ID with distinct values. Labels that come with its ids would
+    go to the rows of these numbers.
+    """
+    if reading.id is not None:
+        return
+    for name in reading.features:
+        if _is_id(name) or (_is_called_id(name) and _is_distinct(file, name)):
+            raise InputError(
+                f"{reading.path} has no column 'id'; did you mean {name!r}? say --id {shlex.quote(name)}, or "
+                "list the columns to learn from with --features to have items named by their row numbers"
+            )
+
+
+def _check_commas(reading: Reading, file: TableFile) -> None:
+    """Raise where a feature by default has numbers with commas: it would be taken for a category."""
+    for name, example in file.with_commas.items():
+        if name in reading.features:
+            raise InputError(
+                f"column {name!r} of {reading.path} has numbers such as {example!r}: {PLAIN_NUMBERS}; "
+                "correct them, or list the columns to learn from with --features, where one like this "
+                "is a category"
+            )
+
+
+def _check_features(reading: Reading, file: TableFile) -> None:
+    for name in reading.features:
+        if file.kinds[name] not in USABLE:
+            raise InputError(
+                f"column {name!r} of {reading.path} holds {file.kinds[name]}, expected numbers, text or "
+                "dates; name the features to leave it out"
+            )
+    if not reading.features and reading.text is None:
+        columns = ", ".join(map(repr, file.kinds))
+        raise InputError(f"{reading.path} has no column to learn from; it has {columns}")
+
+
+def _split_names(text: str, columns: Collection[str]) -> Iterator[str]:
+    """The columns in a list separated by commas; commas in the name of a column are part of it."""
+    parts, most = text.split(","), 1 + max(name.count(",") for name in columns)
+    while parts:
+        # The longest first, and first as it is written, since names may have spaces around them too.
+        joined = {end: ",".join(parts[:end]) for end in range(min(most, len(parts)), 0, -1)}
+        candidates = ((name, end) for end, whole in joined.items() for name in (whole, whole.strip()))
+        known = (candidate for candidate in candidates if candidate[0] in columns)
+        name, end = next(known, (parts[0].strip(), 1))
+        if name:
+            yield name
+        parts = parts[end:]
+
+
+def _nearest_name(name: str, columns: Sequence[str]) -> str | None:
+    """The column with that name except for case, punctuation or a letter or so, if there is one."""
+
+    def digits(name: str) -> str:
+        return re.sub(r"\D", "", name)
+
+    def bare(name: str) -> str:
+        return re.sub(r"[\W_]", "", name.casefold())
+
+    # However alike they look, score_2023 is not a slip for score_2024.
+    alike = {bare(column): column for column in columns if digits(column) == digits(name)}
+    nearest = get_close_matches(bare(name), alike, n=1, cutoff=0.85)
+    return alike[nearest[0]] if nearest else None
+
+
+def _is_called_id(name: str) -> bool:
+    """Tell whether a name says that a column names things, such as ID, Sample ID, sample_id or SampleId.
+
+    >>> [_is_called_id(name) for name in ("Sample ID", "PassengerId", "grid", "Idaho")]
+    [True, True, False, False]
+    """
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
+    return _is_id(name) or any(word.casefold() in ("id", "uuid", "guid") for word in words)
+
+
+def _is_id(name: str) -> bool:
+    """Tell whether a name is "id" except for case and spaces."""
+    return "".join(name.split()).casefold() == "id"
