@@ -69,7 +69,7 @@ LARGEST_STD = 10  # largest feature made of a number, in standard deviations; ch
 # have still makes a standard deviation of some 1e-3.
 ROUNDING = 1e-5
 ROUNDING_DOUBLE = (
-    1e-13  # the same in double precision: a difference of 1e-13 takes a thousand steps of rounding
+    1e-13  # in double precision: 1e-13 is a thousand steps of rounding
 )
 NAMED_IMAGES = 10  # images named in a message that some cannot be read
 

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from coresift.cli import app
 from coresift.labelling import project as project_module
+from coresift.labelling.encoders import write_features
 from coresift.labelling.exporting import write_export, write_labels
-from coresift.labelling.features import write_features
 from coresift.labelling.ledger import Ledger
 from coresift.labelling.project import Project
 

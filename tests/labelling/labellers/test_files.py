@@ -10,15 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coresift.labelling.files import (
-    alike_classes,
-    is_label,
-    nearest_class,
-    plain_class,
-    read_answers,
-    read_content,
-    write_batch,
-)
+from coresift.labelling.labellers.files import read_answers, read_content, write_batch
+from coresift.labelling.labels import is_label, plain_class
 from coresift.labelling.records import Answer, Chosen
 from coresift.types import InputError
 
@@ -298,18 +291,6 @@ def test_mistakes_name_the_column_of_ids_that_is_there(tmp_path):
             read(tmp_path, content, id_column="key")
     # A name that another part of an answer has stays with that.
     assert read(tmp_path, "id,price,who\na,3,ann\n", id_column="who") == [Answer("a", "3", "ann")]
-
-
-def test_classes_that_are_alike():
-    assert alike_classes(["Yes", "no", "yes", "New York", "newyork", "YES"]) == [
-        ["Yes", "yes", "YES"],
-        ["New York", "newyork"],
-    ]
-    assert alike_classes(["yes", "no", "eyes"]) == []
-
-
-def test_of_classes_that_differ_by_case_the_first_is_meant():
-    assert nearest_class("bil", ["bill", "Bill"]) == "bill" and nearest_class("ship", ["bill"]) is None
 
 
 def test_class_copied_from_a_guarded_cell(tmp_path):

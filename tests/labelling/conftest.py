@@ -1,0 +1,59 @@
+"""What tests of pools and of their features share."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from coresift.labelling.encoders import write_features
+from coresift.labelling.pools import ItemPool
+
+
+class PoolFiles:
+    """Writes the files of pools to a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, name: str, content: str | bytes) -> str:
+        path = self.folder / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return str(path)
+
+    def parquet(self, columns: dict[str, Any], **options: Any) -> str:
+        path = self.folder / "pool.parquet"
+        pyarrow.parquet.write_table(pa.table(columns), path, **options)
+        return str(path)
+
+    def images(self, count: int = 12) -> Path:
+        photos = self.folder / "photos"
+        (photos / "more").mkdir(parents=True)
+        generator = np.random.default_rng(0)
+        for i in range(count):
+            pixels = generator.integers(0, 255, (20 + i, 30, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(photos / (f"more/{i}.jpg" if i % 2 else f"{i}.PNG"))
+        return photos
+
+    def encode(self, pool: ItemPool, **options: Any) -> npt.NDArray[np.float32]:
+        """The features, checked for what holds of all of them."""
+        facts = write_features(pool, self.folder / "features.npy", **options)
+        rows: npt.NDArray[np.float32] = np.load(self.folder / "features.npy")
+        assert rows.shape == (len(pool), facts.num_features) and rows.dtype == np.float32
+        assert np.isfinite(rows).all()
+        assert json.loads(json.dumps(asdict(facts))) == asdict(facts)
+        return rows
+
+    def about(self, pool: ItemPool, **options: Any) -> str:
+        return write_features(pool, self.folder / "features.npy", **options).about
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> PoolFiles:
+    return PoolFiles(tmp_path)
