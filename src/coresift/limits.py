@@ -68,9 +68,7 @@ LARGEST_STD = 10  # largest feature made of a number, in standard deviations; ch
 # and networks are, errs by 6e-8 of a number and some 1e-6 after a long sum; a word that two texts in 30,000
 # have still makes a standard deviation of some 1e-3.
 ROUNDING = 1e-5
-ROUNDING_DOUBLE = (
-    1e-13  # in double precision: 1e-13 is a thousand steps of rounding
-)
+ROUNDING_DOUBLE = 1e-13  # in double precision: 1e-13 is a thousand steps of rounding
 NAMED_IMAGES = 10  # images named in a message that some cannot be read
 
 # --- report
