@@ -12,12 +12,12 @@ import torch
 from typer.testing import CliRunner
 
 from coresift import InputError
-from coresift.bench import batch_map
-from coresift.bench.batch_map import BatchMap, spread
+from coresift.bench.batch_map import BatchMap
 from coresift.bench.config import Experiment, Source
 from coresift.bench.replay import Method, Round, Simulation, _classified, calibration_error, run, step
 from coresift.bench.report import write_report
 from coresift.bench.runner import run_experiment
+from coresift.bench.statistics import nearest_distance
 from coresift.bench.store import Log
 from coresift.cli import app
 from coresift.estimators import DropoutClassifier, NeuralLinearClassifier
@@ -202,7 +202,7 @@ def test_map_of_batches(tmp_path, monkeypatch):
     assert len(found.features) == len(found.classes) <= 140
     for name, batch in found.batches.items():
         assert len(set(batch.tolist())) == 20
-        assert found.spread[name] == pytest.approx(spread(found.features[batch]) / found.random[0])
+        assert found.spread[name] == pytest.approx(nearest_distance(found.features[batch]) / found.random[0])
     assert found.spread["k-center"] > 1 > found.spread["maxent"]
     found.save(tmp_path / "map.npz")
     with np.load(tmp_path / "map.npz") as arrays:
@@ -217,9 +217,8 @@ def test_map_of_batches(tmp_path, monkeypatch):
         BatchMap.of(dropout, methods, budget=20)
 
 
-def test_a_small_batch_is_compared_with_small_ones(monkeypatch):
+def test_a_small_batch_is_compared_with_small_ones():
     """Few points lie further apart than many, whoever chose them."""
-    monkeypatch.setattr(batch_map, "_DRAWS", 1000)
     x, y = pictures(420)
     model = NeuralLinearClassifier(**{**SMALL, "least_steps": 30})
     simulation = Simulation(x, y, model, first=40, batch=10, budget=10, num_test=120)
@@ -227,14 +226,18 @@ def test_a_small_batch_is_compared_with_small_ones(monkeypatch):
         "k-center": Method("k-center"),
         "few": Method("acs-fw", num_samples=6, exact=False, fill=False),
     }
-    found = BatchMap.of(simulation, methods, budget=100, shown=300)
+    found = BatchMap.of(simulation, methods, budget=100, shown=300, num_draws=1000)
     few = found.batches["few"]
     assert len(few) < 40 and len(found.features) == 260
     random = np.random.default_rng(1)
-    draws = [spread(found.features[random.choice(260, len(few), replace=False)]) for _ in range(1000)]
-    assert found.spread["few"] == pytest.approx(spread(found.features[few]) / np.mean(draws), rel=0.1)
+    draws = [
+        nearest_distance(found.features[random.choice(260, len(few), replace=False)]) for _ in range(1000)
+    ]
+    assert found.spread["few"] == pytest.approx(
+        nearest_distance(found.features[few]) / np.mean(draws), rel=0.1
+    )
     assert np.mean(draws) > 1.3 * found.random[0]
-    full = BatchMap.of(simulation, {"k-center": Method("k-center")}, budget=100, shown=300)
+    full = BatchMap.of(simulation, {"k-center": Method("k-center")}, budget=100, shown=300, num_draws=1000)
     assert (full.spread["k-center"], full.random) == (found.spread["k-center"], found.random)
 
 

@@ -18,12 +18,14 @@ import pytest
 from scipy.stats import ttest_rel
 
 from coresift import InputError
-from coresift.bench.comparison import Results, compare_pairs, holm, seeds_needed, standings
 from coresift.bench.published import departure, paper_name, paper_rmse, paper_seconds
 from coresift.bench.replay import Round
-from coresift.bench.report import NOTHING, _curves, write_report
+from coresift.bench.report import _curves, write_report
+from coresift.bench.results import Results, standings
 from coresift.bench.runner import _display
+from coresift.bench.statistics import compare_pairs, holm, seeds_needed
 from coresift.bench.store import Log, Record, pack, read
+from coresift.bench.tables import NOTHING
 from coresift.progress import now_and_then
 from coresift.report.figures import CurvePanel, curve_panels
 
@@ -248,7 +250,7 @@ def test_mixed_settings_are_told(tmp_path: Path, out: Path) -> None:
         section(tmp_path, "yacht")
         .strip()
         .startswith(
-            "Warning: these methods were made with different settings, and do not compare: "
+            "Warning: these methods were run with different settings, and cannot be compared: "
             "model (lcmd, random against maxent); seeds (lcmd, random against maxent).\n"
         )
     )
@@ -261,7 +263,7 @@ def test_pairs(out: Path) -> None:
     # All eight differences have one sign: 2 / 2^8, times the six methods compared.
     assert table["lcmd"] == [cell(gaps), "8", f"{6 * 2 / 2**8:.4f}", "better than random"]
     assert table["acs-fisher"][-1] == "worse than random"
-    assert table["maxent"][-1] == "not told apart from random"
+    assert table["maxent"][-1] == "not significantly different from random"
     assert rows(out, "yacht", "than lcmd")["random"][-1] == "worse than lcmd"
 
 
@@ -278,7 +280,7 @@ def test_pairs_share_seeds_and_need_two() -> None:
     errors = {"random": {0: 1.0, 1: 2.0, 2: 3.0}, "same": {1: 2.0, 2: 3.0, 9: 0.0}, "alone": {0: 0.5, 9: 0.0}}
     (pair,) = compare_pairs(errors, "random")
     assert (pair.method, pair.num_seeds, pair.p_value) == ("same", 2, 1.0)
-    assert pair.verdict == "not told apart from random"
+    assert pair.verdict == "not significantly different from random"
 
 
 def test_seeds_needed() -> None:
@@ -325,8 +327,8 @@ def headline(out: Path, file: str = "table1.md") -> str:
 @pytest.mark.parametrize(
     ("seeds", "verdict"),
     [
-        (1, "Whether that is luck is not tested, which takes two seeds that both have finished."),
-        (2, "By the paired tests below, it is not told apart from random."),
+        (1, "This is not tested: a test needs two seeds that both have finished."),
+        (2, "By the paired tests below, it is not significantly different from random."),
         (SEEDS, "By the paired tests below, it is better than random."),
     ],
 )
@@ -357,8 +359,8 @@ def test_random_may_be_the_most_accurate(tmp_path: Path) -> None:
 
 def test_partial_results_are_named(out: Path) -> None:
     text = (out / "table1.md").read_text(encoding="utf-8")
-    assert "Left out: 1 unfinished (maxent 1)." in text
-    assert "Left out: 1 unfinished (lcmd 1). With fewer than 6 finished seeds" in text
+    assert "Unfinished runs are left out: maxent 1." in text
+    assert "Unfinished runs are left out: lcmd 1. With fewer than 6 finished seeds" in text
     # Six are compared with one on eight seeds, which is enough.
     assert "With fewer" not in section(out, "yacht")
     cells = rows(out, "boston", "RMSE at 40 labels")["lcmd"]
@@ -391,7 +393,7 @@ def test_nothing_finished(tmp_path: Path) -> None:
         Log(tmp_path / "energy/random.jsonl"), {seed: run("random", seed, [10], stop=1) for seed in range(3)}
     )
     write_report(tmp_path)
-    assert "Left out: 3 unfinished (random 3)." in (tmp_path / "table1.md").read_text(encoding="utf-8")
+    assert "Unfinished runs are left out: random 3." in (tmp_path / "table1.md").read_text(encoding="utf-8")
     assert not list(tmp_path.glob("*.png"))
 
 
@@ -412,13 +414,13 @@ def test_page_needs_nothing_else(out: Path) -> None:
         assert f"](curves-{data}.png)" in (out / "table1.md").read_text(encoding="utf-8")
 
 
-def test_many_commands_stand_at_the_end(tmp_path: Path) -> None:
+def test_many_commands_are_listed_at_the_end(tmp_path: Path) -> None:
     for method in ("random", "lcmd"):
         origin = {"command": f"coresift experiment run --methods {method}", "torch": "2.9"}
         write(Log(tmp_path / f"yacht/{method}.jsonl"), {0: [Round(0, 20, 0, 1.0, 0.0)]}, origin)
     write_report(tmp_path)
     text = (tmp_path / "table1.md").read_text(encoding="utf-8")
-    assert "Command: 2, which stand at the end. Torch: 2.9." in text
+    assert "These results were made by 2 commands, listed at the end. Torch: 2.9." in text
     assert text.split("\n\n")[-3] == "## Commands"
     assert text.endswith("run --methods lcmd\n\ncoresift experiment run --methods random\n")
 
@@ -491,7 +493,7 @@ def test_one_lucky_run_is_not_the_best(tmp_path: Path) -> None:
     found = results(tmp_path, "d")
     assert found.ranked() == ["z", "random", "lucky"]
     assert [each.method for each in standings([found])] == ["z", "random", "lucky"]
-    assert "less that of z, the best" in (tmp_path / "table1.md").read_text(encoding="utf-8")
+    assert "minus that of z, in pairs" in (tmp_path / "table1.md").read_text(encoding="utf-8")
 
 
 def test_more_runs_of_random_make_nobody_lone(tmp_path: Path) -> None:
@@ -560,7 +562,7 @@ def test_greater_accuracy_is_better(classes: Path) -> None:
     assert np.mean(gains) > 0
     assert table["lcmd"] == [f"+{cell(gains, 4)}", "8", f"{4 * 2 / 2**8:.4f}", "better than random"]
     assert table["acs-fisher"][0].startswith("-") and table["acs-fisher"][-1] == "worse than random"
-    assert table["maxent"][-1] == "not told apart from random"
+    assert table["maxent"][-1] == "not significantly different from random"
     against = rows(classes, "svhn", "than lcmd", "tables.md")["random"]
     assert against[0].startswith("-") and against[-1] == "worse than lcmd"
     assert "t-test" not in section(classes, "svhn", "tables.md")
@@ -581,16 +583,16 @@ def test_few_seeds_have_a_t_test(classes: Path) -> None:
         assert table[method][3] == ("< 0.0001" if p_value < 1e-4 else f"{p_value:.4f}")
     assert table["lcmd"][-1] == "better than random, if differences are normal"
     assert table["acs-fisher"][-1] == "worse than random, if differences are normal"
-    assert table["maxent"][-1] == "not told apart from random"
+    assert table["maxent"][-1] == "not significantly different from random"
     text = section(classes, "cifar10", "tables.md")
     assert "p, Wilcoxon | p, t-test" in text
-    assert "With fewer than 8 finished seeds" in text and "it leans on the differences being normal" in text
+    assert "With fewer than 8 finished seeds" in text and "it assumes normal differences" in text
 
 
 def test_differences_without_scatter_tell_a_t_test_nothing() -> None:
     errors = {"random": {0: 1 - 0.83, 1: 1 - 0.81}, "m": {0: 1 - 0.84, 1: 1 - 0.82}}
     (pair,) = compare_pairs(errors, "random", if_normal=True)
-    assert (pair.p_if_normal, pair.verdict) == (1.0, "not told apart from random")
+    assert (pair.p_if_normal, pair.verdict) == (1.0, "not significantly different from random")
 
 
 def test_the_end_of_the_budget(classes: Path) -> None:
@@ -608,8 +610,8 @@ def test_standings_of_classes_are_by_what_is_wrong(classes: Path) -> None:
         for seeds in (FEW, SEEDS)
     ]
     mean = np.sqrt(ratios[0] * ratios[1])
-    assert f"The most accurate at equal labels is lcmd: it is wrong {mean:.2f} times as often as rand" in text
-    assert "The share of test points that is wrong, as a share of random's" in text
+    assert f"The most accurate at equal labels is lcmd: its error rate is {mean:.2f} times " in text
+    assert "Error rate divided by that of random" in text
     assert f"| lcmd | {mean:.3f} | {mean:.3f} | {ratios[0]:.3f} | {ratios[1]:.3f} |" in text
 
 
@@ -626,7 +628,7 @@ def test_both_sorts_in_one_folder(folder: Path, out: Path, classes: Path, tmp_pa
     assert section(tmp_path, "cifar10").strip() == alone.strip()
     text = (tmp_path / "table1.md").read_text(encoding="utf-8")
     assert text.startswith("# Which labels to buy: the regression and classification experiments\n")
-    assert "Results are test RMSE or, of classes, test accuracy, mean" in text
+    assert "Results are test RMSE or, for classes, test accuracy, mean" in text
     # Each sort has a ranking of its own.
     assert "| method | equal labels | equal refits | boston | yacht |" in text
     assert "| method | equal labels | equal refits | cifar10 |" in text
@@ -644,23 +646,28 @@ def test_all_may_be_right(tmp_path: Path) -> None:
         runs = {seed: [Round(0, 20, 0, None, -0.1, accuracy=1.0, calibration_error=0.0)] for seed in range(2)}
         write(Log(tmp_path / f"d/{method}.jsonl"), runs)
     write_report(tmp_path)
-    assert rows(tmp_path, "d", "apart from random", "tables.md")["lcmd"][0] == "+0.0000 ± 0.0000"
+    assert (
+        rows(tmp_path, "d", "significantly different from random", "tables.md")["lcmd"][0]
+        == "+0.0000 ± 0.0000"
+    )
     assert "| random | 1.000 | 1.000 | 1.000 |" in (tmp_path / "tables.md").read_text(encoding="utf-8")
 
 
-def test_the_axis_of_shares() -> None:
+def test_the_axis_of_accuracies() -> None:
     values = np.array([[0.1, 0.9, 0.99], [0.1, 0.92, 1.0]])
-    axes = curve_panels([CurvePanel("labels", {"random": ([1, 2, 3], values)})], "accuracy", shares=True).axes
+    axes = curve_panels(
+        [CurvePanel("labels", {"random": ([1, 2, 3], values)})], "accuracy", accuracy=True
+    ).axes
     low, high = axes[0].get_ylim()
     assert axes[0].get_yscale() == "linear"
     assert 0.8 < low < 0.91 and high == 1
 
 
-def test_bands_of_shares_are_within_the_picture() -> None:
+def test_bands_of_accuracies_are_within_the_picture() -> None:
     values = np.array([[0.1, 0.7, 0.8], [0.1, 0.9, 0.84]])  # (seeds, places), bands down to 0.6 and 0.78
     alone = np.array([[0.1, 0.75, 0.8]])  # no band
     curves = {"random": ([1, 2, 3], values), "lone": ([1, 2, 3], alone)}
-    axes = curve_panels([CurvePanel("labels", curves)], "accuracy", shares=True).axes
+    axes = curve_panels([CurvePanel("labels", curves)], "accuracy", accuracy=True).axes
     assert 0.5 < axes[0].get_ylim()[0] < 0.6
 
 
@@ -724,7 +731,7 @@ def test_a_log_hears_of_the_one_furthest_behind(
 
 def test_a_level_is_drawn_within_the_picture():
     panel = CurvePanel("labels", {"random": ([1, 2, 3], np.array([[0.2, 0.6, 0.7], [0.2, 0.62, 0.72]]))})
-    axes = curve_panels([panel], "accuracy", shares=True, level=("all labels", 0.9)).axes[0]
+    axes = curve_panels([panel], "accuracy", accuracy=True, level=("all labels", 0.9)).axes[0]
     (line,) = [line for line in axes.lines if line.get_label() == "all labels"]
     assert list(line.get_ydata()) == [0.9, 0.9] and axes.get_ylim()[1] > 0.9
 

@@ -397,17 +397,15 @@ def test_the_page_after_the_batch_is_answered(tmp_path):
         run("report", project)
         return page.read_text(encoding="utf-8")
 
-    assert "What to label next, and why" in told() and "date from round" not in told()
+    assert "What to label next, and why" in told() and "figures are from round" not in told()
     run("ingest", project, labels(tmp_path / "some.csv", {row: given[row] for row in batch[:2]}))
-    assert "4 of 6, of round 1" in told() and "date from round 1, when there were 40 labels" in told()
+    assert "4 of 6 items left" in told() and "from round 1, when there were 40 labels" in told()
     run("ingest", project, labels(tmp_path / "all.csv", given))
     text = told()
-    assert "What was asked last, and why" in text and "What to label next" not in text
-    assert "Nothing is out: coresift select brings the next batch." in text
-    assert "by training on 32 of the 40 labels then and testing on others" in text
-    assert (
-        text.index("What was asked last") < text.index("date from round 1") < text.index("After this batch")
-    )
+    assert "The last batch" in text and "What to label next" not in text
+    assert "No item is pending; coresift select chooses the next batch." in text
+    assert "by training on 32 of its 40 labels and testing on others" in text
+    assert text.index("The last batch") < text.index("are from round 1") < text.index("After this batch")
 
 
 def test_the_page_after_the_batch_is_withdrawn(tmp_path):

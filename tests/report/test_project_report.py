@@ -163,7 +163,7 @@ def test_all_is_told(tmp_path: Path) -> None:
     reader = Reader(path.read_text(encoding="utf-8"))
     text = " ".join(reader.texts)
     for words in (
-        "60 of 685 items are labelled, 12 wait for an answer, 9 were skipped",
+        "60 of 685 items are labelled, 12 are pending and 9 were skipped",
         "With 60 labels, the RMSE of price is 5.27, between 4.39 and 6.2",
         "Random labels would need 31 for that.",
         "unlabelled 600",
@@ -173,7 +173,7 @@ def test_all_is_told(tmp_path: Path) -> None:
         assert words in text
     assert [item["id"] for item in reader.items[:12]] == [f"flat-{number}" for number in range(12)]
     first = reader.items[0]
-    why = "Number 1 of the batch, weight 333, stands for 10.0% of the pool, predicted 123.5"
+    why = "Number 1 of the batch, weight 333, represents 10.0% of the pool, predicted 123.5"
     assert first["why"] == why and reader.texts.count("123.5") == 12
     near = sample().map[0].stands_for
     assert tuple(reader.items[each]["id"] for each in first["near"]) == near
@@ -191,9 +191,9 @@ def answered(report: ProjectReport, count: int) -> ProjectReport:
 def test_a_batch_that_is_answered_in_part() -> None:
     reader = Reader(project_page(answered(sample(), 5)))
     text = " ".join(reader.texts)
-    assert "Next to label: what is left of the batch, 7 of 12, of round 5, shown below." in text
-    assert "What to label next, and why" in text and "5 of its 12 items are no longer out" in text
-    assert text.index("date from round 5, when there were 60 labels") < text.index("Another 12 labels")
+    assert "Label next: the batch of round 5, shown below (7 of 12 items left)." in text
+    assert "What to label next, and why" in text and "5 of its 12 items are no longer pending" in text
+    assert text.index("are from round 5, when there were 60 labels") < text.index("Another 12 labels")
     assert "flat-4" not in reader.texts and "flat-5" in reader.texts  # in the table
     marked = [item["id"] for item in reader.items if "why" in item]
     assert marked == [f"flat-{number}" for number in range(5, 12)]
@@ -204,12 +204,12 @@ def test_a_batch_that_is_answered() -> None:
     done = answered(sample(), 12)
     reader = Reader(project_page(done))
     text = " ".join(reader.texts)
-    assert "Next to label" not in text and "What to label next" not in text
-    assert "Nothing is out: coresift select brings the next batch." in text
+    assert "Label next" not in text and "What to label next" not in text
+    assert "No item is pending; coresift select chooses the next batch." in text
     # What was foreseen is told with the batch and its date, and not on top as if it were to come.
     places = [
-        "What was asked last, and why",
-        "date from round 5, when there were 60 labels",
+        "The last batch",
+        "are from round 5, when there were 60 labels",
         "Another 12 labels",
     ]
     assert [text.count(words) for words in places] == [1, 1, 1]
@@ -217,7 +217,7 @@ def test_a_batch_that_is_answered() -> None:
     assert "flat-0" in reader.texts and reader.items[0]["why"].startswith("Number 1 of the batch")
     # Of earlier rounds some may still be out.
     late = project_page(replace(done, counts={**done.counts, "pending": 3}))
-    assert "Of earlier batches, 3 items still wait for an answer" in late and "Nothing is out" not in late
+    assert "3 items of earlier batches are still pending" in late and "No item is pending" not in late
 
 
 def test_a_batch_that_everybody_skipped() -> None:
@@ -225,16 +225,16 @@ def test_a_batch_that_everybody_skipped() -> None:
     report = sample()
     skipped = [replace(item, state="skipped") if item.rank else item for item in report.map]
     text = project_page(replace(report, map=skipped, counts={**report.counts, "pending": 0, "skipped": 21}))
-    assert text.index("What was asked last") < text.index("date from round 5") < text.index("Another 12")
+    assert text.index("The last batch") < text.index("are from round 5") < text.index("Another 12")
 
 
 def test_why_an_error_is_that_of_fewer_labels() -> None:
     tested = replace(sample(), curve=[CurvePoint(48, 5.0, 4.0, 6.0)])
     text = project_page(tested)
-    assert "With 48 labels, the RMSE of price is 5, between 4 and 6; it was measured in round 5, by" in text
-    assert "by training on 48 of the 60 labels then and testing on others." in text
-    assert "measured in round 5, when there were as many." in project_page(answered(sample(), 12))
-    assert "was measured" not in project_page(sample())
+    assert "With 48 labels, the RMSE of price is 5, between 4 and 6; measured in round 5, by" in text
+    assert "by training on 48 of its 60 labels and testing on others." in text
+    assert "measured in round 5, which had as many labels." in project_page(answered(sample(), 12))
+    assert "measured in round" not in project_page(sample())
 
 
 def test_nothing_is_loaded_and_the_page_stays_small() -> None:
@@ -270,7 +270,12 @@ def test_hostile_text_stays_text_and_is_cut() -> None:
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_a_project_that_has_just_begun(task: Any) -> None:
     text = " ".join(Reader(project_page(ProjectReport("new", task, "y", {"unlabelled": 5}))).texts)
-    for words in ("no curve yet", "no labels yet", "No batch has been chosen", "0 of 5 items are labelled"):
+    for words in (
+        "no learning curve yet",
+        "no labels yet",
+        "No batch has been chosen",
+        "0 of 5 items are labelled",
+    ):
         assert words in text
     assert "Settings" not in text
 

@@ -1,4 +1,4 @@
-"""Where batches lie among a network's features: the paper's t-SNE picture, and a number that goes with it."""
+"""Show where batches are among a network's features: the paper's t-SNE figure, with a number."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.spatial import cKDTree
 from sklearn.base import ClassifierMixin
 
+from coresift import limits
 from coresift.atomic import replacing
 from coresift.bench.replay import Method, Simulation, choose
-from coresift.report.figures import COLOURS, INK, style
+from coresift.bench.statistics import nearest_distance
+from coresift.report.figures import COLOURS, INK, scatter, styled
 from coresift.types import Floats, Index, InputError
-
-# Batches drawn at random, to compare with.
-_DRAWS = 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,11 +27,11 @@ class BatchMap:
 
     Attributes
     ----------
-    features : (n, D) of the chosen points and of others of the pool, drawn at random.
+    features : (n, D) of the chosen points and of other points of the pool, drawn at random.
     classes : (n,) their classes.
-    batches : method -> (b,) positions of its batch among these.
-    spread : method -> `spread` of its batch, over the mean of as large ones drawn at random.
-    random : the mean and the standard deviation of those of full size.
+    batches : method -> (b,) indices of its batch among these.
+    spread : method -> `nearest_distance` of its batch, divided by the mean of random batches of its size.
+    random : mean and standard deviation of that distance for random batches of full size.
     """
 
     features: Floats
@@ -50,89 +49,97 @@ class BatchMap:
         *,
         seed: int = 0,
         shown: int = 4000,
+        num_draws: int = limits.MAP_DRAWS,
     ) -> BatchMap:
         """Train on the first labels, and choose a batch by each method.
 
         Parameters
         ----------
-        shown : points of the pool beside the batches.
+        shown : points of the pool besides the batches.
+        num_draws : random batches to compare with.
         """
         state = simulation.begin(Method("random"), seed)
         pool = simulation.pool_rows(state)
         if not 2 <= budget <= len(pool):
             raise InputError(f"budget is {budget}, expected from 2 to the {len(pool)} points of the pool")
-        rows, labels = simulation.known(state)
-        kind = type(simulation.model)
-        # What it will have is in its annotations, before it is trained for long.
-        posterior = get_type_hints(kind).get("posterior_", Any)
-        featureless = posterior is not Any and not hasattr(posterior, "features")
-        if featureless or not issubclass(kind, ClassifierMixin):
-            raise InputError(
-                f"a map shows classes and a model's features, but {kind.__name__} has not both; "
-                "take a neural linear model of images"
-            )
-        (model,) = simulation.model.fit_many([(simulation.x[rows], labels)], [seed])
+        _check_model(type(simulation.model))
+        (model,) = simulation.model.fit_many([_first_set(simulation, state)], [seed])
         features = model.posterior_.features(torch.as_tensor(simulation.x[pool])).double().cpu().numpy()
-        chosen = {
-            name: choose(simulation, replace(state, method=method), model.posterior_, budget)
-            for name, method in methods.items()
-        }
-        places = {row: place for place, row in enumerate(pool.tolist())}
-        batches = {name: np.array([places[row] for row in batch]) for name, batch in chosen.items()}
+        row_index = {row: index for index, row in enumerate(pool.tolist())}
+        batches = {}
+        for name, method in methods.items():
+            chosen = choose(simulation, replace(state, method=method), model.posterior_, budget)
+            batches[name] = np.array([row_index[row] for row in chosen])
         random = np.random.default_rng(seed)
-        draws = _random_spreads(features, budget, random)
-        # Few points lie further apart than many: a smaller batch is compared with batches of its own size.
+        draws = _random_distances(features, budget, num_draws, random)
+        # Few points are further apart than many: a smaller batch is compared with batches of its own size.
         means = {budget: float(np.mean(draws))}
         for size in {len(batch) for batch in batches.values()} - {budget}:
-            means[size] = float(np.mean(_random_spreads(features, size, np.random.default_rng([seed, size]))))
+            own = np.random.default_rng([seed, size])
+            means[size] = float(np.mean(_random_distances(features, size, num_draws, own)))
         kept = np.unique(np.concatenate([random.permutation(len(pool))[:shown], *batches.values()]))
         return cls(
             features[kept],
             simulation.y[pool[kept]],
             {name: np.searchsorted(kept, batch) for name, batch in batches.items()},
-            {name: spread(features[batch]) / means[len(batch)] for name, batch in batches.items()},
+            {name: nearest_distance(features[batch]) / means[len(batch)] for name, batch in batches.items()},
             (means[budget], float(np.std(draws))),
         )
 
     def save(self, path: Path) -> None:
-        """As ``.npz``."""
+        """Write an ``.npz`` file."""
         arrays: dict[str, Any] = {"features": self.features.astype(np.float32), "classes": self.classes}
         arrays |= {f"batch {name}": batch for name, batch in self.batches.items()}
         arrays |= {f"spread {name}": value for name, value in self.spread.items()}
         with replacing(path) as file:
             np.savez_compressed(file, **arrays, random=self.random)
 
+    @styled
     def picture(self, seed: int = 0) -> Figure:
-        """The batches on a map by t-SNE, beside each other."""
+        """Draw the batches side by side on a t-SNE map."""
         from sklearn.manifold import TSNE
 
         perplexity = min(30.0, (len(self.features) - 1) / 3)
-        places = TSNE(random_state=seed, init="pca", perplexity=perplexity).fit_transform(self.features)
-        with style():
-            figure = Figure(figsize=(4.4 * len(self.batches), 4.9))
-            panels = figure.subplots(1, len(self.batches), squeeze=False)[0]
-            for axes, (name, batch) in zip(panels, self.batches.items(), strict=True):
-                for number, label in enumerate(np.unique(self.classes)):
-                    of_class = places[self.classes == label]
-                    colour = COLOURS[number % len(COLOURS)]
-                    axes.scatter(*of_class.T, s=3, color=colour, alpha=0.25, linewidths=0)
-                axes.scatter(*places[batch].T, s=16, color=INK, edgecolors="white", linewidths=0.5)
-                axes.set_title(name)
-                axes.set_xlabel(f"nearest other: {self.spread[name]:.2f} of random", loc="left")
-                axes.set(xticks=[], yticks=[])
+        positions = TSNE(random_state=seed, init="pca", perplexity=perplexity).fit_transform(self.features)
+        figure = Figure(figsize=(4.4 * len(self.batches), 4.9))
+        panels = figure.subplots(1, len(self.batches), squeeze=False)[0]
+        for axes, (name, batch) in zip(panels, self.batches.items(), strict=True):
+            _draw_classes(axes, positions, self.classes)
+            scatter(axes, positions[batch], s=16, color=INK, edgecolors="white", linewidths=0.5)
+            axes.set_title(name)
+            axes.set_xlabel(
+                f"nearest-neighbour distance: {self.spread[name]:.2f} times that of random batches",
+                loc="left",
+            )
+            axes.set(xticks=[], yticks=[])
         return figure
 
 
-def _random_spreads(features: Floats, size: int, random: np.random.Generator) -> list[float]:
-    """`spread` of batches of that size, drawn from ``features`` (N, D)."""
-    return [spread(features[random.choice(len(features), size, replace=False)]) for _ in range(_DRAWS)]
+def _check_model(kind: type[Any]) -> None:
+    """Raise for a model without classes or features, which its annotations tell before it is trained."""
+    posterior = get_type_hints(kind).get("posterior_", Any)
+    featureless = posterior is not Any and not hasattr(posterior, "features")
+    if featureless or not issubclass(kind, ClassifierMixin):
+        raise InputError(
+            f"a map shows classes and a model's features, but {kind.__name__} has not both; "
+            "take a neural linear model of images"
+        )
 
 
-def spread(points: Floats) -> float:
-    """The mean distance of points (b, D) to the nearest other one: small where a batch repeats itself.
+def _first_set(simulation: Simulation, state: Any) -> tuple[Any, Any]:
+    rows, labels = simulation.known(state)
+    return simulation.x[rows], labels
 
-    >>> spread(np.array([[0.0], [1.0], [3.0]]))
-    1.3333333333333333
-    """
-    distance, _ = cKDTree(points).query(points, k=2)
-    return float(distance[:, 1].mean())
+
+def _draw_classes(axes: Axes, positions: Floats, classes: Index) -> None:
+    for number, label in enumerate(np.unique(classes)):
+        colour = COLOURS[number % len(COLOURS)]
+        scatter(axes, positions[classes == label], s=3, color=colour, alpha=0.25, linewidths=0)
+
+
+def _random_distances(
+    features: Floats, size: int, num_draws: int, random: np.random.Generator
+) -> list[float]:
+    """Compute the `nearest_distance` of random batches of a size, drawn from ``features`` (N, D)."""
+    draws = [random.choice(len(features), size, replace=False) for _ in range(num_draws)]
+    return [nearest_distance(features[rows]) for rows in draws]

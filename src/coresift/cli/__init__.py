@@ -145,7 +145,7 @@ def figure(
     out: Annotated[Path | None, typer.Option(help="The file to write; NAME.png by default.")] = None,
 ) -> None:
     """Draw one of the paper's toy figures."""
-    from coresift.bench.toy import FIGURES
+    from coresift.bench.plane import FIGURES
     from coresift.report.figures import save
 
     if name not in FIGURES:

@@ -1,12 +1,12 @@
-"""Figures, all in one style. They need no display and leave the caller's matplotlib as it was."""
+"""Draw figures, all in one style. They need no display and leave the caller's settings as they are."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import matplotlib
 import numpy as np
@@ -18,9 +18,9 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from coresift.atomic import replacing
 from coresift.labelling.records import CurvePoint
-from coresift.types import Floats, InputError
+from coresift.types import Floats
 
-# Told apart by people who do not see all colours (Okabe and Ito), and by their markers.
+# Distinguishable for people who do not see all colours (Okabe and Ito), and by their markers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5A6573")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 INK, SOFT = "#1c2430", "#5a6573"
@@ -49,130 +49,57 @@ _STYLE: Any = {
     "xtick.color": SOFT,
     "ytick.color": SOFT,
 }
-# Pale, so that points stand out on it.
+# Pale, so that points are easy to see on it.
 _SURFACE = LinearSegmentedColormap.from_list("surface", ["#ffffff", "#d6e6f2", "#8fbcdb", "#4b8fc0"])
 
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
 
-def style() -> Any:
-    """The style, as a context to build and save figures in.
 
-    >>> with style():
-    ...     figure = Figure(figsize=(4, 3))
+def styled(draw: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+    """Let a function draw or save figures in the one style.
+
+    >>> @styled
+    ... def empty() -> Figure:
+    ...     return Figure(figsize=(4, 3))
     """
-    return matplotlib.rc_context(_STYLE)
+    return matplotlib.rc_context(_STYLE)(draw)
 
 
+@styled
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure; the ending of the path says in which format."""
-    with style(), replacing(path) as file:
+    """Write a figure; the suffix of the path gives the format."""
+    with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:])
 
 
+@styled
 def to_svg(figure: Figure) -> str:
-    """A figure as SVG text."""
+    """Return a figure as SVG text."""
     buffer = io.StringIO()
-    with style():
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
 
 
 def standard_error(values: Floats) -> Floats:
-    """Of the mean over the first axis: (repeats, ...) -> (...); one repeat does not tell."""
+    """Compute the standard error of the mean over repeats: (repeats, ...) -> (...); NaN for one repeat."""
     if len(values) < 2:
         return np.full(values.shape[1:], np.nan)
     return np.asarray(values.std(axis=0, ddof=1) / np.sqrt(len(values)))
 
 
-def learning_curves(num_labels: Sequence[int], curves: Mapping[str, Floats], measure: str) -> Figure:
-    """Means over repeats against the number of labels, with bands of two standard errors.
-
-    Parameters
-    ----------
-    num_labels : (rounds,)
-    curves : name -> (repeats, rounds) values of the measure; at least two repeats.
-    measure : what the values are, with the unit.
-
-    >>> figure = learning_curves([10, 20], {"random": np.array([[3.0, 2.0], [3.2, 2.4]])}, "test error")
-    >>> figure.axes[0].get_ylabel()
-    'test error'
-    """
-    with style():
-        figure = Figure(figsize=(7.2, 4.2))
-        axes = figure.subplots()
-        for position, (name, values) in enumerate(curves.items()):
-            if values.shape != (len(values), len(num_labels)) or len(values) < 2:
-                raise InputError(
-                    f"the curve of {name!r} has shape {values.shape}, expected at least 2 repeats of "
-                    f"{len(num_labels)} rounds"
-                )
-            colour = COLOURS[position % len(COLOURS)]
-            mean, band = values.mean(0), 2 * standard_error(values)
-            axes.fill_between(num_labels, mean - band, mean + band, color=colour, alpha=0.15, linewidth=0)
-            axes.plot(
-                num_labels, mean, color=colour, marker=MARKERS[position % len(MARKERS)], ms=5, label=name
-            )
-        axes.set_xlabel("labels")
-        axes.set_ylabel(measure)
-        axes.set_ylim(bottom=0)
-        axes.legend()
-    return figure
-
-
-def error_with_forecast(
-    measured: Sequence[CurvePoint], fitted: Sequence[CurvePoint], random: Sequence[CurvePoint], measure: str
-) -> Figure:
-    """The error of each round, the curve fitted to it with its interval, and what random labels would give.
-
-    All are by the number of labels. Beyond the last round, where nothing is measured yet, they are dashed.
-
-    >>> rounds = [CurvePoint(10, 3.0, 2.5, 3.5), CurvePoint(20, 2.0, 1.8, 2.2)]
-    >>> error_with_forecast(rounds, rounds, [], "RMSE of price").axes[0].get_ylabel()
-    'RMSE of price'
-    """
-    with style():
-        figure = Figure(figsize=(7.2, 4.2))
-        axes = figure.subplots()
-        last = max((point.labels for point in measured), default=0)
-        for name, points, colour in (
-            ("random labels", random, COLOURS[-1]),
-            ("fitted, with its interval", fitted, COLOURS[0]),
-        ):
-            past = [point for point in points if point.labels <= last]
-            future = [*past[-1:], *points[len(past) :]]
-            for part, dashes in ((past, "-"), (future, (0, (3, 2)))):
-                places = [point.labels for point in part]
-                low, high = [point.low for point in part], [point.high for point in part]
-                axes.fill_between(places, low, high, color=colour, alpha=0.13, linewidth=0)
-                axes.plot(places, [point.error for point in part], color=colour, linestyle=dashes)
-            if points:
-                axes.plot([], [], color=colour, label=name)
-        if measured:
-            errors = np.array([(point.error, point.low, point.high) for point in measured])  # (rounds, 3)
-            bars = np.abs(errors[:, 1:] - errors[:, :1]).T
-            places = [point.labels for point in measured]
-            look: Any = {"color": COLOURS[1], "marker": "o", "ms": 5, "linestyle": "", "elinewidth": 1.4}
-            axes.errorbar(places, errors[:, 0], bars, capsize=3, label="measured by cross-validation", **look)
-        if len(fitted) and fitted[-1].labels > last > 0:
-            axes.axvline(last, color=SOFT, linestyle=":", linewidth=1.2)
-        axes.locator_params(axis="x", integer=True)
-        axes.set_xlabel("labels")
-        # The font of the figures has no more than this, and a name may hold anything.
-        plain = measure.isprintable() and max(map(ord, measure), default=0) < 256
-        axes.set_ylabel(measure if plain else "error")
-        axes.set_ylim(bottom=0)
-        axes.legend()
-    return figure
+# Learning curves.
 
 
 @dataclass(frozen=True)
 class CurvePanel:
-    """Learning curves along one axis.
+    """Learning curves over one axis.
 
     Attributes
     ----------
-    axis : what lies along it.
-    curves : name -> places (g,) and values (repeats, g) there.
-    stretched : the place up to which the axis is linear; beyond, where few curves go, it is logarithmic.
+    axis : the axis label.
+    curves : name -> positions on the axis (g,) and values (repeats, g).
+    stretched : the position up to which the axis is linear; beyond, where few curves go, it is logarithmic.
     """
 
     axis: str
@@ -180,212 +107,249 @@ class CurvePanel:
     stretched: int | None = None
 
 
+@styled
 def curve_panels(
     panels: Sequence[CurvePanel],
     measure: str,
     *,
     order: Sequence[str] = (),
-    shares: bool = False,
+    accuracy: bool = False,
     level: tuple[str, float] | None = None,
 ) -> Figure:
-    """Means over repeats side by side, with bands of two standard errors, one legend and one vertical axis.
+    """Draw means over repeats, with bands of two standard errors; panels share the vertical axis.
 
-    Names in ``order`` have the colours of their places there, also in pictures that lack some of them.
+    The vertical axis is logarithmic where the means span more than a factor of three.
 
-    The vertical axis is logarithmic where the values go over more than a factor of three. For shares, such as
-    accuracy, it is linear, and curves come in from below: the first values, which all have in common, are so
-    much lower that the differences between the others would not be seen. All that comes after is within the
-    picture, bands too. ``level`` is a name and a value to compare with, drawn as a broken line.
+    Parameters
+    ----------
+    order : names in the order of their colours, so that figures without some of them use the same colours.
+    accuracy : use a linear axis that may cut off the first values. All methods have these in common, and they
+        are so low that differences between the later ones could not be seen.
+    level : a name and a value to compare with, drawn as a dashed line.
 
     >>> panel = CurvePanel("labels", {"random": ([10, 20], np.array([[9.0, 2.0], [9.2, 2.4]]))})
     >>> curve_panels([panel], "test RMSE").axes[0].get_yscale()
     'log'
     """
-    with style():
-        width, columns = (7.2, 3) if len(panels) == 1 else (5.4 * len(panels), 4)
-        figure = Figure(figsize=(width, 4.8))
-        line = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        means, later, banded = [], [], False
-        for axes, panel in zip(line, panels, strict=True):
-            names = list(dict.fromkeys([*order, *panel.curves]))
-            for name, (places, values) in panel.curves.items():
-                position = names.index(name)
-                colour = COLOURS[position % len(COLOURS)]
-                mean, band = values.mean(0), 2 * standard_error(values)
-                means += mean.tolist()
-                lower = mean - np.nan_to_num(band)
-                later += (lower[1:] if len(lower) > 1 else lower).tolist()
-                banded |= len(values) > 1
-                axes.fill_between(places, mean - band, mean + band, color=colour, alpha=0.13, linewidth=0)
-                axes.plot(
-                    places,
-                    mean,
-                    color=colour,
-                    linewidth=1.7,
-                    marker=MARKERS[position % len(MARKERS)],
-                    ms=4.5,
-                    markevery=max(1, len(places) // 12),
-                    label=name,
-                )
-            if level is not None:
-                axes.axhline(level[1], color=SOFT, linestyle="--", linewidth=1.2, label=level[0])
-            axes.set_xlabel(panel.axis)
-            if panel.stretched is not None:
-                end = panel.stretched
-                axes.set_xscale("symlog", linthresh=end, linscale=2)
-                axes.axvline(end, color=SOFT, linestyle=":", linewidth=1.2)
-                axes.xaxis.set_major_locator(FixedLocator([0, end // 2, end, 2 * end, 5 * end, 10 * end]))
-                axes.xaxis.set_minor_locator(NullLocator())
-                axes.xaxis.set_major_formatter("{x:g}")
-            else:
-                axes.locator_params(axis="x", integer=True)
-        line[0].set_ylabel(measure)
-        if shares:
-            top, low = min(line[0].get_ylim()[1], 1), min(later)
-            line[0].set_ylim(max(low - max(0.08 * (top - low), 0.001), 0), top)
-        elif min(means) > 0 and max(means) > 3 * min(means):
-            line[0].set_yscale("log")
-            line[0].yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-            line[0].yaxis.set_minor_locator(NullLocator())
-            line[0].yaxis.set_major_formatter("{x:g}")
-        handles, names = line[0].get_legend_handles_labels()
-        title = "bands: mean ± two standard errors" if banded else None
-        figure.legend(handles, names, loc="outside lower center", ncols=columns, title=title)
+    alone = len(panels) == 1
+    figure = Figure(figsize=(7.2 if alone else 5.4 * len(panels), 4.8))
+    row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, panel in zip(row, panels, strict=True):
+        _draw_panel(axes, panel, order)
+        if level is not None:
+            axes.axhline(level[1], color=SOFT, linestyle="--", linewidth=1.2, label=level[0])
+    axes, curves = row[0], [values for panel in panels for _, values in panel.curves.values()]
+    axes.set_ylabel(measure)
+    frame = _frame_later_values if accuracy else _frame_ratios
+    frame(axes, curves)
+    banded = any(len(values) > 1 for values in curves)
+    title = "bands: mean ± two standard errors" if banded else None
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=3 if alone else 4, title=title)
     return figure
 
 
-@dataclass(frozen=True)
-class BatchPanel:
-    """One batch to be drawn: points (b, 2), a title above and a note below."""
+def _draw_panel(axes: Axes, panel: CurvePanel, order: Sequence[str]) -> None:
+    numbers = {name: number for number, name in enumerate(dict.fromkeys([*order, *panel.curves]))}
+    for name, (positions, values) in panel.curves.items():
+        number = numbers[name]
+        mean, band = values.mean(0), 2 * standard_error(values)
+        colour = COLOURS[number % len(COLOURS)]
+        axes.fill_between(positions, mean - band, mean + band, color=colour, alpha=0.13, linewidth=0)
+        look: Any = {"marker": MARKERS[number % len(MARKERS)], "ms": 4.5, "linewidth": 1.7}
+        axes.plot(positions, mean, color=colour, markevery=max(1, len(positions) // 12), label=name, **look)
+    axes.set_xlabel(panel.axis)
+    if panel.stretched is None:
+        axes.locator_params(axis="x", integer=True)
+    else:
+        _stretch(axes, panel.stretched)
 
-    title: str
-    note: str
-    batch: Floats
+
+def _stretch(axes: Axes, end: int) -> None:
+    axes.set_xscale("symlog", linthresh=end, linscale=2)
+    axes.axvline(end, color=SOFT, linestyle=":", linewidth=1.2)
+    axes.xaxis.set_major_locator(FixedLocator([0, end // 2, end, 2 * end, 5 * end, 10 * end]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:g}")
 
 
-def batch_picture(
-    panels: Sequence[BatchPanel],
-    *,
-    pool: Floats,
-    labelled: Floats,
-    classes: Floats,
-    surface: Floats,
-    boundary: Floats,
-    extent: float,
+def _frame_later_values(axes: Axes, curves: Sequence[Floats]) -> None:
+    """Show all but the first value of each curve, with their bands."""
+    later = [values[:, 1:] if values.shape[1] > 1 else values for values in curves]
+    low = min(float((each.mean(0) - 2 * np.nan_to_num(standard_error(each))).min()) for each in later)
+    top = min(axes.get_ylim()[1], 1)
+    axes.set_ylim(max(low - max(0.08 * (top - low), 0.001), 0), top)
+
+
+def _frame_ratios(axes: Axes, curves: Sequence[Floats]) -> None:
+    """Use a logarithmic axis where the means span more than a factor of three."""
+    means = np.concatenate([values.mean(0) for values in curves])
+    if means.min() > 0 and means.max() > 3 * means.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:g}")
+
+
+@styled
+def error_with_forecast(
+    measured: Sequence[CurvePoint], fitted: Sequence[CurvePoint], random: Sequence[CurvePoint], measure: str
 ) -> Figure:
-    """Batches side by side over what each place of the plane is worth to the model.
+    """Draw the error of each round, the curve fitted to it, and what random labels would give.
 
-    Parameters
+    All are functions of the number of labels, with intervals. Curves are dashed after the last round.
+
+    >>> rounds = [CurvePoint(10, 3.0, 2.5, 3.5), CurvePoint(20, 2.0, 1.8, 2.2)]
+    >>> error_with_forecast(rounds, rounds, [], "RMSE of price").axes[0].get_ylabel()
+    'RMSE of price'
+    """
+    figure = Figure(figsize=(7.2, 4.2))
+    axes = figure.subplots()
+    last = max((point.labels for point in measured), default=0)
+    _draw_forecast(axes, random, last, COLOURS[-1], "random labels")
+    _draw_forecast(axes, fitted, last, COLOURS[0], "fitted curve with its interval")
+    if measured:
+        _draw_measured(axes, measured)
+    if fitted and fitted[-1].labels > last > 0:
+        axes.axvline(last, color=SOFT, linestyle=":", linewidth=1.2)
+    axes.locator_params(axis="x", integer=True)
+    axes.set_xlabel("labels")
+    # The font has only these characters, and a column may have any name.
+    plain = measure.isprintable() and max(map(ord, measure), default=0) < 256
+    axes.set_ylabel(measure if plain else "error")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    return figure
+
+
+def _draw_forecast(axes: Axes, points: Sequence[CurvePoint], last: int, colour: str, name: str) -> None:
+    """Draw a curve, dashed after ``last``."""
+    if not points:
+        return
+    past = [point for point in points if point.labels <= last]
+    future = [*past[-1:], *points[len(past) :]]
+    for part, dashes in ((past, "-"), (future, (0, (3, 2)))):
+        labels, errors, low, high = _columns(part)
+        axes.fill_between(labels, low, high, color=colour, alpha=0.13, linewidth=0)
+        axes.plot(labels, errors, color=colour, linestyle=dashes)
+    axes.plot([], [], color=colour, label=name)
+
+
+def _draw_measured(axes: Axes, points: Sequence[CurvePoint]) -> None:
+    labels, errors, low, high = _columns(points)
+    bars = np.abs([errors - low, high - errors])
+    look: Any = {"color": COLOURS[1], "marker": "o", "ms": 5, "linestyle": "", "elinewidth": 1.4}
+    axes.errorbar(labels, errors, bars, capsize=3, label="measured by cross-validation", **look)
+
+
+def _columns(points: Sequence[CurvePoint]) -> Floats:
+    """(4, n) labels, errors and both ends of the intervals."""
+    rows = [(point.labels, point.error, point.low, point.high) for point in points]
+    return np.array(rows, dtype=float).reshape(-1, 4).T
+
+
+# Batches in the plane.
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """Two classes in the plane, over [-extent, extent]^2.
+
+    Attributes
     ----------
     pool : (N, 2) unlabelled points.
     labelled, classes : (M, 2) labelled points and their classes (M,), 0 or 1.
-    surface : (G, G) values on a grid over [-extent, extent]^2; rows run along the second coordinate.
-    boundary : (G, G) likewise, zero where the model decides between the classes.
+    boundary : (G, G) values on a grid whose rows run along the second coordinate; zero on the decision
+        boundary.
     """
-    with style():
-        figure = Figure(figsize=(4.4 * len(panels), 5.2))
-        for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            axes.set_title(panel.title)
-            axes.set_xlabel(panel.note, loc="left")
-            _plane(axes, pool, labelled, classes, surface, boundary, extent)
-            _batch(axes, panel.batch)
-        _shared_legend(figure, axes)
-    return figure
+
+    pool: Floats
+    labelled: Floats
+    classes: Floats
+    boundary: Floats
+    extent: float
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A batch on its way: the points chosen so far (t, 2), the last by the values of a surface (G, G)."""
+@dataclass(frozen=True, eq=False)
+class BatchPanel:
+    """A batch (b, 2) over the surface (G, G) that it was chosen by, with a title above and a note below."""
 
     title: str
     batch: Floats
     surface: Floats
+    note: str = ""
 
 
-def growing_batches(
-    rows: Mapping[str, Sequence[Stage]],
-    *,
-    pool: Floats,
-    labelled: Floats,
-    classes: Floats,
-    boundary: Floats,
-    extent: float,
-) -> Figure:
-    """Batches being built, a row for each strategy; points are numbered in the order of choice.
-
-    Each panel shades from its lowest to its highest value. Parameters as of `batch_picture`.
-    """
-    with style():
-        shape = len(rows), len(next(iter(rows.values())))
-        figure = Figure(figsize=(3.1 * shape[1], 3.35 * shape[0] + 0.3))
-        for (name, stages), line in zip(rows.items(), figure.subplots(*shape, squeeze=False), strict=True):
-            line[0].set_ylabel(name, fontsize=12)
-            for axes, stage in zip(line, stages, strict=True):
-                axes.set_title(stage.title)
-                _plane(axes, pool, labelled, classes, stage.surface, boundary, extent)
-                _batch(axes, stage.batch, size=45)
-                for number, place in enumerate(_label_places(stage.batch, labelled, extent), 1):
-                    axes.text(
-                        *place,
-                        str(number),
-                        ha="center",
-                        va="center",
-                        fontsize=9,
-                        fontweight="bold",
-                        path_effects=[withStroke(linewidth=2, foreground="white")],
-                    )
-        _shared_legend(figure, axes)
+@styled
+def batch_picture(panels: Sequence[BatchPanel], plane: Plane) -> Figure:
+    """Draw whole batches side by side."""
+    figure = Figure(figsize=(4.4 * len(panels), 5.2))
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _draw_plane(axes, plane, panel)
+        axes.set_xlabel(panel.note, loc="left")
+    _shared_legend(figure, axes)
     return figure
 
 
-def _label_places(points: Floats, others: Floats, extent: float) -> Floats:
-    """(b, 2) places for labels: beside each point, where it is emptiest, within the picture."""
+@styled
+def growing_batches(rows: Mapping[str, Sequence[BatchPanel]], plane: Plane) -> Figure:
+    """Draw batches as they grow, a row for each strategy; points are numbered in the order of choice.
+
+    The shading of each panel goes from its lowest to its highest value.
+    """
+    shape = len(rows), len(next(iter(rows.values())))
+    figure = Figure(figsize=(3.1 * shape[1], 3.35 * shape[0] + 0.3))
+    for (name, panels), row in zip(rows.items(), figure.subplots(*shape, squeeze=False), strict=True):
+        row[0].set_ylabel(name, fontsize=12)
+        for axes, panel in zip(row, panels, strict=True):
+            _draw_plane(axes, plane, panel, size=45)
+            _number_points(axes, panel.batch, plane)
+    _shared_legend(figure, axes)
+    return figure
+
+
+def _number_points(axes: Axes, batch: Floats, plane: Plane) -> None:
+    look: Any = {"ha": "center", "va": "center", "fontsize": 9, "fontweight": "bold"}
+    look["path_effects"] = [withStroke(linewidth=2, foreground="white")]
+    for number, position in enumerate(_label_positions(batch, plane), 1):
+        axes.text(position[0], position[1], str(number), **look)
+
+
+def _label_positions(points: Floats, plane: Plane) -> Floats:
+    """(b, 2) positions for labels: next to each point, where it is emptiest, within the panel."""
     angles = np.linspace(0, 2 * np.pi, 24, endpoint=False)
-    around = 0.095 * extent * np.stack([np.cos(angles), np.sin(angles)], 1)
-    places = np.empty((0, 2))
+    around = 0.095 * plane.extent * np.stack([np.cos(angles), np.sin(angles)], 1)
+    positions = np.empty((0, 2))
     for number, point in enumerate(points):
-        crowd = np.concatenate([np.delete(points, number, 0), others, places])
-        free = (point + around).clip(-0.95 * extent, 0.95 * extent)
+        crowd = np.concatenate([np.delete(points, number, 0), plane.labelled, positions])
+        free = (point + around).clip(-0.95 * plane.extent, 0.95 * plane.extent)
         room = np.linalg.norm(free[:, None] - crowd, axis=-1).min(1)
-        places = np.concatenate([places, free[[room.argmax()]]])
-    return places
+        positions = np.concatenate([positions, free[[room.argmax()]]])
+    return positions
 
 
-def _plane(
-    axes: Axes,
-    pool: Floats,
-    labelled: Floats,
-    classes: Floats,
-    surface: Floats,
-    boundary: Floats,
-    extent: float,
-) -> None:
-    """All but the batch; parameters as of `batch_picture`."""
+def _draw_plane(axes: Axes, plane: Plane, panel: BatchPanel, size: float = 85) -> None:
+    extent = plane.extent
+    axes.set_title(panel.title)
     axes.grid(False)
     axes.set(aspect="equal", xticks=[], yticks=[], xlim=(-extent, extent), ylim=(-extent, extent))
     axes.spines[:].set(visible=True, color="#c9d1da")
     sides = -extent, extent, -extent, extent
-    axes.imshow(surface, extent=sides, origin="lower", cmap=_SURFACE, aspect="equal")
-    grid = np.linspace(-extent, extent, len(boundary))
-    axes.contour(grid, grid, boundary, levels=[0], colors=INK, linestyles="--", linewidths=1.2)
+    axes.imshow(panel.surface, extent=sides, origin="lower", cmap=_SURFACE, aspect="equal")
+    grid = np.linspace(-extent, extent, len(plane.boundary))
+    axes.contour(grid, grid, plane.boundary, levels=[0], colors=INK, linestyles="--", linewidths=1.2)
     axes.plot([], [], color=INK, linestyle="--", linewidth=1.2, label="decision boundary")
-    axes.scatter(pool[:, 0], pool[:, 1], s=7, color=SOFT, alpha=0.55, linewidths=0, label="pool")
-    for value, marker, label in ((0, "x", "labelled 0"), (1, "+", "labelled 1")):
-        rows = labelled[classes == value]
-        axes.scatter(rows[:, 0], rows[:, 1], s=55, marker=marker, color=INK, linewidths=1.6, label=label)
+    scatter(axes, plane.pool, s=7, color=SOFT, alpha=0.55, linewidths=0, label="pool")
+    for value, marker in ((0, "x"), (1, "+")):
+        points = plane.labelled[plane.classes == value]
+        scatter(axes, points, s=55, marker=marker, color=INK, linewidths=1.6, label=f"labelled {value}")
+    look: Any = {"edgecolors": "white", "linewidths": 1.4, "zorder": 3}
+    scatter(axes, panel.batch, s=size, color=COLOURS[1], label="batch", **look)
 
 
-def _batch(axes: Axes, batch: Floats, size: float = 85) -> None:
-    axes.scatter(
-        batch[:, 0],
-        batch[:, 1],
-        s=size,
-        color=COLOURS[1],
-        edgecolors="white",
-        linewidths=1.4,
-        zorder=3,
-        label="batch",
-    )
+def scatter(axes: Axes, points: Floats, **look: Any) -> None:
+    """Draw points (n, 2)."""
+    axes.scatter(points[:, 0], points[:, 1], **look)
 
 
 def _shared_legend(figure: Figure, axes: Axes) -> None:

@@ -1,4 +1,4 @@
-"""One self-contained HTML page from paragraphs, tables and figures: nothing is loaded from elsewhere."""
+"""Make one self-contained HTML page of paragraphs, tables and figures; it loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import base64
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache, singledispatch
 from html import escape
-from typing import TypeAlias
+from importlib import resources
+from typing import Any, TypeAlias
 
 from matplotlib.figure import Figure
 
+from coresift import limits
 from coresift.report.figures import to_svg
 
 
@@ -23,7 +26,10 @@ class Heading:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under column names; the first column names the rows. Cells stand right, but words left."""
+    """Holds rows under column names; the first column names the rows.
+
+    Cells are aligned to the right or, with ``words``, to the left.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -33,10 +39,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure; the caption is what is read out to those who cannot see it.
-
-    HTML holds the figure itself, Markdown points to a file of it.
-    """
+    """Holds a figure; screen readers read the caption. HTML embeds the figure, Markdown links to ``file``."""
 
     figure: Figure
     caption: str
@@ -45,9 +48,9 @@ class Picture:
 
 @dataclass(frozen=True)
 class Markup:
-    """HTML that its maker has escaped, under a caption; the style and the script that it needs.
+    """Holds HTML whose text is already escaped, with a caption, and the style and script that it needs.
 
-    Its script is the only one that the page lets run. Markdown holds the caption alone.
+    The page allows no other scripts. Markdown shows the caption only.
     """
 
     html: str
@@ -59,29 +62,100 @@ class Markup:
 Part: TypeAlias = str | Heading | Table | Picture | Markup
 
 
-def page(title: str, parts: Iterable[Part]) -> str:
-    """A whole HTML document. A string is a paragraph; all text is escaped.
+@cache
+def asset(name: str) -> str:
+    """Read a file that is shipped next to this module."""
+    return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
-    A policy in its head forbids the browser to load anything, and to run anything but the scripts of its
-    parts: text from a user's data that slipped through unescaped would still do nothing.
+
+def page(title: str, parts: Iterable[Part]) -> str:
+    """Make a whole HTML document. A string becomes a paragraph; all text is escaped.
+
+    A content security policy forbids the browser to load anything, and to run any script but those of the
+    parts. User data that slipped through unescaped would still do nothing.
 
     >>> "<p>a &lt; b</p>" in page("On order", ["a < b"])
     True
     """
     parts = list(parts)
-    made = [part for part in parts if isinstance(part, Markup)]
-    scripts = dict.fromkeys(part.script for part in made if part.script)
-    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    scripts = _different(part.script for part in parts if isinstance(part, Markup))
+    styles = _different(part.style for part in parts if isinstance(part, Markup))
+    hashes = [_base64(hashlib.sha256(script.encode()).digest()) for script in scripts]
     return _PAGE.format(
         title=escape(title),
         scripts=" ".join(f"'sha256-{value}'" for value in hashes) or "'none'",
-        style=_STYLE + "".join(dict.fromkeys(part.style for part in made)),
-        body="\n".join([*map(_html, parts), *(f"<script>{script}</script>" for script in scripts)]),
+        style=asset("page.css") + "".join(styles),
+        body="\n".join([*map(_to_html, parts), *(f"<script>{script}</script>" for script in scripts)]),
     )
 
 
+def _different(texts: Iterable[str]) -> list[str]:
+    return [text for text in dict.fromkeys(texts) if text]
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def data_uri(kind: str, content: bytes) -> str:
+    """Write a file of a MIME type into an address.
+
+    >>> data_uri("text/plain", b"abc")
+    'data:text/plain;base64,YWJj'
+    """
+    return f"data:{kind};base64,{_base64(content)}"
+
+
+@singledispatch
+def _to_html(part: Any) -> str:
+    return f"<p>{escape(part)}</p>"
+
+
+@_to_html.register
+def _(part: Heading) -> str:
+    return f"<h2>{escape(part.text)}</h2>"
+
+
+@_to_html.register
+def _(part: Markup) -> str:
+    return f"<figure>{part.html}<figcaption>{escape(part.caption)}</figcaption></figure>"
+
+
+@_to_html.register
+def _(part: Picture) -> str:
+    # As an image, not as SVG elements of the page: otherwise names inside two figures could clash.
+    image = data_uri("image/svg+xml", to_svg(part.figure).encode())
+    caption = escape(part.caption)
+    return f'<figure><img alt="{caption}" src="{image}"><figcaption>{caption}</figcaption></figure>'
+
+
+@_to_html.register
+def _(part: Table) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in part.columns)
+    kind = ' class="words"' if part.words else ""
+    # The wrapper scrolls where a phone is narrower than the table.
+    return (
+        f'<div class="wide"><table{kind}><caption>{escape(part.caption)}</caption>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n"
+        + "\n".join(map(_table_row, part.rows))
+        + "\n</tbody></table></div>"
+    )
+
+
+def _table_row(row: Sequence[str]) -> str:
+    first, *cells = map(_cell, row)
+    return f'<tr><th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def _cell(text: str, longest: int = limits.CELL) -> str:
+    """Fold a long text: it shows its beginning, and all of it when opened."""
+    if len(text) <= longest:
+        return escape(text)
+    return f"<details><summary>{escape(text[:longest])}…</summary>{escape(text)}</details>"
+
+
 def markdown(title: str, parts: Iterable[Part]) -> str:
-    """The same as Markdown; pictures are files beside it.
+    """Write the same parts as Markdown; pictures are files next to it.
 
     >>> print(markdown("Two", [Table(["row", "a"], [["b", "1"]], "One table.")]))
     # Two
@@ -93,67 +167,33 @@ def markdown(title: str, parts: Iterable[Part]) -> str:
     | b | 1 |
     <BLANKLINE>
     """
-    blocks = [f"# {title}"]
-    for part in parts:
-        if isinstance(part, Heading):
-            blocks.append(f"## {part.text}")
-        elif isinstance(part, Table):
-            rule = "|---|" + "--:|" * (len(part.columns) - 1)
-            lines = (_line(part.columns), rule, *map(_line, part.rows))
-            blocks += [part.caption, "\n".join(lines)]
-        elif isinstance(part, Picture):
-            blocks.append(f"![{part.caption}]({part.file})")
-        else:
-            blocks.append(part if isinstance(part, str) else part.caption)
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join([f"# {title}", *map(_to_markdown, parts)]) + "\n"
+
+
+@singledispatch
+def _to_markdown(part: Any) -> str:
+    return part if isinstance(part, str) else str(part.caption)
+
+
+@_to_markdown.register
+def _(part: Heading) -> str:
+    return f"## {part.text}"
+
+
+@_to_markdown.register
+def _(part: Picture) -> str:
+    return f"![{part.caption}]({part.file})"
+
+
+@_to_markdown.register
+def _(part: Table) -> str:
+    rule = "|---|" + "--:|" * (len(part.columns) - 1)
+    return "\n".join([part.caption, "", _line(part.columns), rule, *map(_line, part.rows)])
 
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
-
-def _html(part: Part) -> str:
-    if isinstance(part, str):
-        return f"<p>{escape(part)}</p>"
-    if isinstance(part, Heading):
-        return f"<h2>{escape(part.text)}</h2>"
-    if isinstance(part, Table):
-        return _table(part)
-    if isinstance(part, Markup):
-        return f"<figure>{part.html}<figcaption>{escape(part.caption)}</figcaption></figure>"
-    # An image of its own, not SVG in the page: names inside two figures then cannot clash.
-    image = base64.b64encode(to_svg(part.figure).encode()).decode()
-    caption = escape(part.caption)
-    return (
-        f'<figure><img alt="{caption}" src="data:image/svg+xml;base64,{image}">'
-        f"<figcaption>{caption}</figcaption></figure>"
-    )
-
-
-def _table(table: Table) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
-    rows = "\n".join(
-        f'<tr><th scope="row">{_cell(first)}</th>'
-        + "".join(f"<td>{_cell(cell)}</td>" for cell in cells)
-        + "</tr>"
-        for first, *cells in table.rows
-    )
-    kind = ' class="words"' if table.words else ""
-    # The wrapper scrolls where a phone is narrower than the table.
-    return (
-        f'<div class="wide"><table{kind}><caption>{escape(table.caption)}</caption>\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
-    )
-
-
-def _cell(text: str) -> str:
-    """A long text is folded: its beginning is seen, and all of it when opened."""
-    if len(text) <= _LONG:
-        return escape(text)
-    return f"<details><summary>{escape(text[:_LONG])}…</summary>{escape(text)}</details>"
-
-
-_LONG = 48
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -172,46 +212,4 @@ _PAGE = """<!doctype html>
 </main>
 </body>
 </html>
-"""
-
-_STYLE = """
-:root {
-  color-scheme: light dark;
-  --paper: #ffffff; --ink: #1c2430; --soft: #5a6573; --line: #d9dee5;
-}
-@media screen and (prefers-color-scheme: dark) {
-  :root { --paper: #14181e; --ink: #e6e9ee; --soft: #a3adba; --line: #343c47; }
-}
-body {
-  margin: 0; background: var(--paper); color: var(--ink);
-  font: 1.0625rem/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
-}
-main { max-width: 52rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
-h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 1.5rem; }
-h2 { font-size: 1.3rem; margin: 2.5rem 0 0.75rem; }
-p { max-width: 42rem; margin: 0 0 1rem; }
-figure { margin: 1.5rem 0; }
-img {
-  display: block; box-sizing: border-box; width: 100%; height: auto;
-  background: #ffffff; border: 1px solid var(--line); border-radius: 0.5rem; padding: 0.75rem;
-}
-figcaption, caption { color: var(--soft); font-size: 0.9rem; line-height: 1.45; text-align: left; }
-figcaption { margin-top: 0.6rem; }
-caption { margin-bottom: 0.6rem; }
-.wide { overflow-x: auto; margin: 1.5rem 0; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.95rem; }
-th, td { padding: 0.35rem 1.1rem 0.35rem 0; text-align: right; white-space: nowrap; }
-thead th { border-bottom: 1px solid var(--soft); }
-tbody tr + tr > * { border-top: 1px solid var(--line); }
-th:first-child { text-align: left; }
-tbody th { font-weight: 500; }
-.words :is(th, td) { text-align: left; vertical-align: top; }
-.words td { white-space: normal; }
-details[open] { white-space: pre-wrap; overflow-wrap: anywhere; }
-details[open] summary { color: var(--soft); }
-@media print {
-  .wide { overflow: visible; }
-  th, td { white-space: normal; overflow-wrap: break-word; }
-  figure, tr { break-inside: avoid; }
-}
 """

@@ -14,8 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import coresift
-from coresift.bench import toy
-from coresift.bench.demo import PlaneProblem, nearest_distance
+from coresift.bench import plane
+from coresift.bench.plane import PlaneProblem
+from coresift.bench.statistics import nearest_distance
 from coresift.posteriors import BayesianProbitRegression
 from coresift.report.figures import save
 
@@ -24,7 +25,7 @@ STAGES, SEED, RESOLUTION = (1, 2, 3, 10), 9, 10
 
 @pytest.fixture(scope="module")
 def picture() -> Figure:
-    return toy.probit_batches(STAGES, seed=SEED, resolution=RESOLUTION)
+    return plane.probit_batches(STAGES, seed=SEED, resolution=RESOLUTION)
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +43,9 @@ def points(axes: Axes, label: str) -> np.ndarray:
     return np.asarray(found.get_offsets())
 
 
-@pytest.mark.parametrize("name", toy.FIGURES)
+@pytest.mark.parametrize("name", plane.FIGURES)
 def test_figures_can_be_saved(name: str, tmp_path: Path) -> None:
-    save(toy.FIGURES[name](), tmp_path / f"{name}.png")
+    save(plane.FIGURES[name](), tmp_path / f"{name}.png")
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -67,13 +68,15 @@ def test_numbers_do_not_overlap(picture):
 @pytest.mark.parametrize("seed", range(4))
 def test_acs_spreads_its_batch_further_than_bald(seed):
     problem = PlaneProblem.draw(seed)
-    assert nearest_distance(problem.batch("acs-fisher")) > nearest_distance(problem.batch("bald"))
+    assert nearest_distance(problem.batch("acs-fisher").numpy()) > nearest_distance(
+        problem.batch("bald").numpy()
+    )
 
 
 def test_bald_surface_is_the_mutual_information(picture, posterior):
     """Also that rows of the image run along the second coordinate."""
     mean, covariance = posterior.mean.numpy(), posterior.covariance.numpy()
-    line = np.linspace(-toy.EXTENT, toy.EXTENT, RESOLUTION)
+    line = np.linspace(-plane.EXTENT, plane.EXTENT, RESOLUTION)
     surface = picture.axes[0].images[0].get_array()
 
     def entropy(z):
@@ -91,7 +94,7 @@ def test_bald_surface_is_the_mutual_information(picture, posterior):
 
 def test_each_step_goes_to_the_top_of_its_surface(problem, posterior):
     """Evaluated on the pool itself, the surface is highest at the point that the step chose."""
-    stages = toy.frank_wolfe_stages(posterior, problem.pool, problem.pool, range(1, 11))
+    stages = plane.frank_wolfe_stages(posterior, problem.pool, problem.pool, range(1, 11))
     for batch, surface in stages:
         torch.testing.assert_close(batch[-1], problem.pool[surface.argmax()], rtol=0, atol=0)
     # The first line search leaves nothing to gain along the first point. An inner product is good to 1e-12.
@@ -100,7 +103,7 @@ def test_each_step_goes_to_the_top_of_its_surface(problem, posterior):
 
 
 def test_linear_curves_are_the_paper_s_formulas():
-    figure = toy.linear_norms(7, seed=3)
+    figure = plane.linear_norms(7, seed=3)
     data, left, right = figure.axes
     x, y = points(data, "labels").T
     variance = 1 / (1 + (x @ x) / 5)  # prior variance 1, noise 5

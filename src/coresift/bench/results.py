@@ -1,0 +1,246 @@
+"""Compare methods on the same seeds: at equal labels, at equal refits, and in pairs.
+
+Runs of one seed share the split, the first labels and the initial networks, so paired differences are more
+precise than differences of means.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from coresift.bench.replay import Round
+from coresift.bench.statistics import Estimate, Pair, compare_pairs, geometric_mean, seeds_needed
+from coresift.bench.store import Record
+from coresift.types import Floats
+
+# What is held equal. The first fit is not a refit, so refits are the fits before a round.
+Along: TypeAlias = Literal["labels", "fits"]
+
+
+@dataclass(frozen=True)
+class Results:
+    """The finished runs on one data set.
+
+    Attributes
+    ----------
+    runs : method -> seed -> run.
+    unfinished : method -> number of runs left out.
+    labels : at the end of a run.
+    refits : the fewest refits of a finished run, which are those of methods with full batches.
+    settings : method -> the settings of its runs, as far as its log has them.
+    classes : whether classes were predicted; then accuracy is shown instead of RMSE.
+    """
+
+    data: str
+    runs: Mapping[str, Mapping[int, Record]]
+    unfinished: Mapping[str, int]
+    labels: int
+    refits: int
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    classes: bool = False
+
+    @classmethod
+    def gather(
+        cls, data: str, records: Sequence[Record], settings: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> Results:
+        """Sort runs: one is finished if it chose nothing more and has as many labels as any other."""
+        labels = max(record.rounds[-1].labels for record in records)
+        runs: dict[str, dict[int, Record]] = {record.method: {} for record in records}
+        unfinished = dict.fromkeys(runs, 0)
+        for record in records:
+            last = record.rounds[-1]
+            if last.labels == labels and not last.chosen and not last.guessed:
+                runs[record.method][record.seed] = record
+            else:
+                unfinished[record.method] += 1
+        refits = min((run.rounds[-1].fits for seeds in runs.values() for run in seeds.values()), default=0)
+        known = {name: (settings or {}).get(name, {}) for name in runs}
+        return cls(data, runs, unfinished, labels, refits, known, records[0].rounds[0].accuracy is not None)
+
+    @property
+    def measure(self) -> str:
+        """The name of what is shown."""
+        return "accuracy" if self.classes else "RMSE"
+
+    @property
+    def digits(self) -> int:
+        """With which it is shown."""
+        return 4 if self.classes else 3
+
+    def _measured(self, errors: Floats) -> Floats:
+        return 1 - errors if self.classes else errors
+
+    def _all_runs(self) -> Iterator[Record]:
+        return (run for seeds in self.runs.values() for run in seeds.values())
+
+    def differing(self) -> dict[str, list[list[str]]]:
+        """Find settings in which methods differ, besides the method itself: name -> groups that agree."""
+        names = sorted({name for own in self.settings.values() for name in own} - {"method", "beside"})
+        groups = {name: self._grouped(name) for name in names}
+        return {name: found for name, found in groups.items() if len(found) > 1}
+
+    def _grouped(self, name: str) -> list[list[str]]:
+        groups: dict[str, list[str]] = {}
+        for method, own in self.settings.items():
+            value = json.dumps(own[name], sort_keys=True) if name in own else ""
+            groups.setdefault(value, []).append(method)
+        return [*groups.values()]
+
+    def ranked(self, along: Along = "labels") -> list[str]:
+        """List methods with finished runs: the most accurate first, those with a lone run last."""
+        named = [name for name, runs in self.runs.items() if runs]
+        errors = {name: float(np.mean([*self.errors(name, along).values()])) for name in named}
+        return sorted(named, key=lambda name: (self.lone(name), _nan_last(errors[name]), name))
+
+    def lone(self, method: str) -> bool:
+        """Tell whether it has a single run where others than random have more: luck must not make it best."""
+        others = (runs for name, runs in self.runs.items() if name != "random")
+        return len(self.runs[method]) == 1 and any(len(runs) > 1 for runs in others)
+
+    def at(self, method: str, along: Along) -> dict[int, Round]:
+        """Return the round of each seed at equal labels, which is its last, or at equal refits."""
+        limit = self.labels if along == "labels" else self.refits
+        return {seed: _latest(run, along, limit) for seed, run in self.runs[method].items()}
+
+    def errors(self, method: str, along: Along = "labels") -> dict[int, float]:
+        """Return the test RMSE or error rate of each seed, at equal labels or at equal refits."""
+        return {seed: turn.error for seed, turn in self.at(method, along).items()}
+
+    def estimate(self, method: str, along: Along = "labels") -> Estimate:
+        """Average the measure over seeds, at equal labels or at equal refits."""
+        return Estimate.over(self._measured(np.array([*self.errors(method, along).values()])))
+
+    @property
+    def few_seeds(self) -> bool:
+        """Whether a classification has too few seeds for a significant Wilcoxon test."""
+        ranked = self.ranked()
+        needed = seeds_needed(max(len(ranked) - 1, 1))
+        return self.classes and any(len(self.runs[name]) < needed for name in ranked)
+
+    def pairs(self, reference: str) -> list[Pair]:
+        """Compare the other methods with the reference at equal labels; with few seeds by t-tests as well."""
+        errors = {name: self.errors(name) for name in self.ranked()}
+        return compare_pairs(errors, reference, if_normal=self.few_seeds) if reference in errors else []
+
+    def in_step(self) -> bool:
+        """Tell whether all runs always had the same labels after the same refits."""
+        return len({tuple((turn.fits, turn.labels) for turn in run.rounds) for run in self._all_runs()}) == 1
+
+    def label_grid(self) -> list[int]:
+        """List the numbers of labels at which the methods with full batches were fitted."""
+        shortest = min(self._all_runs(), key=lambda run: run.rounds[-1].fits)
+        return [turn.labels for turn in shortest.rounds if not turn.guessed]
+
+    def refit_grid(self, method: str) -> list[int]:
+        """List the numbers of refits after which a run of the method had true labels only."""
+        runs = self.runs[method].values()
+        return sorted({turn.fits for run in runs for turn in run.rounds if not turn.guessed})
+
+    def curve(self, method: str, along: Along, grid: Sequence[int]) -> Floats:
+        """(seeds, grid) the measure in the last round with at most so many labels or refits."""
+        errors = [[_latest(run, along, limit).error for limit in grid] for run in self.runs[method].values()]
+        return self._measured(np.array(errors))
+
+    def seconds(self, method: str) -> tuple[float, float, float]:
+        """Average over runs the seconds to build a batch, for a whole round, for a whole run.
+
+        A round is all that leads to a purchase, fits on pseudo-labels too. The purchases of a method that
+        refits within a batch are counted in whole batches.
+        """
+        means = []
+        for run in self.runs[method].values():
+            rounds = max(self._num_rounds(run), 1)
+            select = sum(turn.select_seconds for turn in run.rounds)
+            fit = sum(turn.fit_seconds for turn in run.rounds)
+            # The last fit is followed by no purchase, so it belongs to the run only.
+            before = select + fit - run.rounds[-1].fit_seconds
+            means.append((select / rounds, before / rounds, select + fit))
+        select_mean, round_mean, run_mean = np.mean(means, axis=0).tolist()
+        return select_mean, round_mean, run_mean
+
+    def _num_rounds(self, run: Record) -> int:
+        bought = _purchases(run)
+        settings = self.settings.get(run.method, {})
+        if not _refits_within(settings.get("method"), bought):
+            return len(bought)
+        # Where the log does not say, a batch is as large as the largest purchase.
+        batch = settings.get("batch") or max(max(_purchases(other), default=0) for other in self._all_runs())
+        return math.ceil(sum(bought) / max(batch, 1))
+
+
+def _purchases(run: Record) -> list[int]:
+    return [len(turn.bought) for turn in run.rounds if turn.bought]
+
+
+def _refits_within(method: Any, bought: Sequence[int]) -> bool:
+    """Tell whether a method refits within a batch; where its log does not say, by what it bought."""
+    if isinstance(method, Mapping) and "refit_every" in method:
+        return method["refit_every"] is not None
+    return max(bought, default=0) == 1
+
+
+def _latest(run: Record, along: Along, limit: int) -> Round:
+    """Return the last round on true labels with at most ``limit`` labels or fits, or else the first."""
+    reached = [turn for turn in run.rounds if not turn.guessed and getattr(turn, along) <= limit]
+    return reached[-1] if reached else run.rounds[0]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The error of a method as a fraction of that of random.
+
+    Attributes
+    ----------
+    at_labels, at_refits : data set -> ratio of the means over the seeds that both have finished.
+    lone : whether it has a single run on some data set where others have more.
+    """
+
+    method: str
+    at_labels: Mapping[str, float]
+    at_refits: Mapping[str, float]
+    lone: bool = False
+
+    @property
+    def overall(self) -> tuple[float, float]:
+        """Geometric means over data sets, at equal labels and at equal refits.
+
+        >>> Standing("lcmd", {"yacht": 0.25, "boston": 1.0}, {"yacht": 1.0, "boston": 1.0}).overall
+        (0.5, 1.0)
+        """
+        return geometric_mean(self.at_labels.values()), geometric_mean(self.at_refits.values())
+
+
+def standings(everything: Iterable[Results]) -> list[Standing]:
+    """Rank methods: those on the most data sets first, lone ones last among these, then by accuracy."""
+    at_labels, at_refits = defaultdict[str, dict[str, float]](dict), defaultdict[str, dict[str, float]](dict)
+    lone = defaultdict[str, bool](bool)
+    for results in everything:
+        base = results.runs.get("random", {})
+        for method in results.ranked() if base else []:
+            if seeds := sorted(results.runs[method].keys() & base.keys()):
+                at_labels[method][results.data] = _ratio(results, method, "labels", seeds)
+                at_refits[method][results.data] = _ratio(results, method, "fits", seeds)
+                lone[method] |= results.lone(method)
+    ranked = [Standing(name, at_labels[name], at_refits[name], lone[name]) for name in at_labels]
+    return sorted(
+        ranked, key=lambda one: (-len(one.at_labels), one.lone, _nan_last(one.overall[0]), one.method)
+    )
+
+
+def _ratio(results: Results, method: str, along: Along, seeds: Sequence[int]) -> float:
+    own, base = (sum(results.errors(name, along)[seed] for seed in seeds) for name in (method, "random"))
+    if base == 0:  # such as if all predicted classes are right
+        return math.inf if own else 1.0
+    return float(own / base)
+
+
+def _nan_last(value: float) -> float:
+    """Sort a diverged run last."""
+    return math.inf if math.isnan(value) else value

@@ -1,0 +1,136 @@
+"""Draw the map of a pool for a page: every item a mark, the batch numbered, details of what is pointed at."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from coresift import limits
+from coresift.labelling.records import PlacedItem
+from coresift.reading import open_image
+from coresift.report.page import Markup, asset, data_uri
+from coresift.report.texts import column_names, cut, described, formatted, prediction
+
+WIDTH, HEIGHT, MARGIN = 480, 440, 16
+
+# SVG paths, relative to the position of the item: states differ in shape as well as in colour.
+GLYPHS: dict[Any, str] = {
+    "batch": "m-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0z",
+    "labelled": "m-2.5-2.5h5v5h-5z",
+    "pending": "m0-4l4 7h-8z",
+    "skipped": "m-3-3l6 6m0-6l-6 6",
+    "excluded": "m-4 0h8",
+    "unlabelled": "h0",
+}
+
+
+def item_map(items: Sequence[PlacedItem], about: str) -> Markup:
+    """Draw the items, the batch first. Without its script, the drawing is complete but for the details.
+
+    All items of one state share one SVG path, so that thousands are drawn fast.
+    """
+    index = {item.id: number for number, item in enumerate(items)}
+    columns, images = column_names(items), _thumbnails(items, index)
+    entries, marks = [], []
+    paths: dict[str, str] = dict.fromkeys(reversed(GLYPHS), "")
+    for number, (item, (x, y)) in enumerate(zip(items, _coordinates(items), strict=True)):
+        image = {"image": images[number]} if number in images else {}
+        entries.append({"x": x, "y": y, **_details(item, columns, index), **image})
+        if item.rank is None:
+            paths[item.state] += f"M{x:g} {y:g}{GLYPHS[item.state]}"
+        else:
+            circle = f'<circle r="9"/><text>{item.rank}</text>'
+            marks.append(f'<g class="batch" transform="translate({x:g} {y:g})">{circle}</g>')
+    drawing = "".join(f'<path class="{state}" d="{path}"/>' for state, path in paths.items() if path)
+    names = {"batch": "batch, numbered by rank"} if marks else {}
+    names |= {state: state for state in GLYPHS if paths[state]}
+    data = _json({"columns": [*map(cut, columns)], "items": entries})
+    html = (
+        f'<div class="map"><svg viewBox="0 0 {WIDTH} {HEIGHT}" tabindex="0" role="application" '
+        'aria-label="Map of the pool: arrow keys go from item to item, the batch first">'
+        # The first item of the batch is drawn last, on top of the others.
+        f'{drawing}<path class="ties" d=""/>{"".join(reversed(marks))}<path class="ring" d=""/></svg>'
+        '<div class="card" aria-live="polite"><p>Point at an item, or press the arrow keys in the map.</p>'
+        f'</div></div>{legend(names)}<script type="application/json" id="items">{data}</script>'
+    )
+    lines = " Lines connect an item of the batch with items that it represents." if marks else ""
+    return Markup(html, about + lines, script=asset("map.js"))
+
+
+def legend(names: Mapping[Any, str]) -> str:
+    """List marks with their names, as HTML."""
+    marks = (
+        f'<li><svg class="{kind}" viewBox="-7 -7 14 14"><path d="M0 0{GLYPHS[kind]}"/></svg>{name}</li>'
+        for kind, name in names.items()
+    )
+    return f'<ul class="legend">{"".join(marks)}</ul>'
+
+
+def _details(item: PlacedItem, columns: Sequence[str], index: Mapping[str, int]) -> dict[str, Any]:
+    """Collect what the script shows of an item."""
+    entry: dict[str, Any] = {"id": cut(item.id), "state": item.state}
+    if item.rank is None:
+        return entry | {"text": described(item, columns, limits.OTHER_TEXT)}
+    entry["why"] = _reason(item)
+    entry["near"] = [index.get(other, cut(other)) for other in item.stands_for]
+    return entry | {"text": described(item, columns, limits.BATCH_TEXT)}
+
+
+def _reason(item: PlacedItem) -> str:
+    """Say in a few words how an item came into the batch."""
+    parts = [f"Number {item.rank} of the batch"]
+    if item.weight is not None:
+        parts.append(f"weight {formatted(item.weight)}")
+    if item.share is not None:
+        parts.append(f"represents {item.share:.1%} of the pool")
+    if item.predicted is not None:
+        parts.append(f"predicted {prediction(item)}")
+    return ", ".join(parts)
+
+
+def _coordinates(items: Sequence[PlacedItem]) -> list[tuple[float, float]]:
+    """Scale positions to the drawing, with the same scale in both directions."""
+    values = np.array([(item.x, -item.y) for item in items])  # (items, 2); in SVG, y grows downwards
+    room = (np.array([WIDTH, HEIGHT]) - 2 * MARGIN) / np.maximum(np.ptp(values, 0), 1e-12)
+    drawn = np.array([WIDTH, HEIGHT]) / 2 + (values - (values.max(0) + values.min(0)) / 2) * room.min()
+    return [(x, y) for x, y in drawn.round(1).tolist()]
+
+
+def _thumbnails(
+    items: Sequence[PlacedItem], index: Mapping[str, int], room: int = limits.THUMBNAILS
+) -> dict[int, str]:
+    """Make thumbnails of the batch, then of what it represents, while there is room: number -> data URI."""
+    batch = [item for item in items if item.rank is not None]
+    wanted = [*(item.id for item in batch), *(other for item in batch for other in item.stands_for)]
+    thumbnails: dict[int, str] = {}
+    for number in dict.fromkeys(index[one] for one in wanted if one in index):
+        path = items[number].description.get("image")
+        if room > 0 and path and (image := _thumbnail(Path(path))):
+            thumbnails[number] = image
+            room -= len(image)
+    return thumbnails
+
+
+def _thumbnail(path: Path, side: int = limits.THUMBNAIL) -> str | None:
+    """Make a small copy of an image; ``None`` where it cannot be read."""
+    buffer = io.BytesIO()
+    try:
+        with open_image(path) as image:
+            image.thumbnail((side, side))
+            small = ImageOps.exif_transpose(image).convert("RGBA")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+    Image.alpha_composite(Image.new("RGBA", small.size, "white"), small).convert("RGB").save(buffer, "JPEG")
+    return data_uri("image/jpeg", buffer.getvalue())
+
+
+def _json(value: Any) -> str:
+    """Write JSON that stays text inside a script element, whatever its strings hold."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.translate({ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"})
