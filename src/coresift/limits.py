@@ -34,10 +34,28 @@ NUM_OUTCOMES = 256  # outcomes drawn where a divergence has no formula; changes 
 GRADIENT_ROWS = 1024  # rows whose last-layer gradients are computed at a time
 PROBIT_TILE = 256  # pairs are computed in squares of this many points, whose temporaries stay in cache
 CLOSED_FORM_BYTES = 170  # memory of a point in a space of inner products, whose vectors are not stored
+BLOCK_OF_COLUMNS = 262144  # columns of a block in memory: what is computed from one stays in a cache
+BLOCK_OF_COLUMNS_ON_GPU = 2**22  # on a GPU a block only bounds temporaries
+NUMBERS_PER_POINT = 4  # numbers of the vectors' type that each point takes next to its vector
+BYTES_PER_POINT = 14  # and bytes of other types
+SPACE_WORKING_SET = 2**20  # numbers that a space holds in float64 at a time
+SPACE_WORKING_SET_ON_GPU = 2**25
+ANCHORS = 64  # labelled points looked at together: one pass over the pool serves them all
+ANCHORS_ON_GPU = 1024
+PRODUCTS = 2**21  # inner products of labelled points with the pool that are held at a time
+PRODUCTS_ON_GPU = 2**28
 
 # --- search
+NEAR_TIES = 4096  # points within rounding of the best match that are looked at together
+CLOSER_LOOK = 64  # best points of a scan by GIGA's score, which are compared in float64
+DISTANCE_WORKING_SET = 2**19  # numbers that distances hold in float64 at a time: they stay in a cache
+DISTANCE_WORKING_SET_ON_GPU = 2**23
+GATHER_LIMIT = 4  # with more than one point in so many to look at closely, look at all instead of gathering them
+NARROW_CONE = 0.9  # norm of the sum over sum of the norms, above which distances are measured from the mean
 
 # --- scores and selectors
+FIRST_RUN = 32  # steps that are looked ahead on a GPU, at first
+LONGEST_RUN = 512  # and at most
 
 # --- strategies and select
 

@@ -1,6 +1,6 @@
 """Selectors: each turns a space or a score into a batch."""
 
-from coresift.selectors.base import Account, Selector
+from coresift.selectors.base import Selection, Selector
 from coresift.selectors.distance import LCMD, KCenter, KMeansPlusPlus
 from coresift.selectors.exhaustive import Exhaustive
 from coresift.selectors.frank_wolfe import FrankWolfe
@@ -13,7 +13,6 @@ from coresift.selectors.ranking import GumbelTopB, TopB, UniformRandom
 __all__ = [
     "GIGA",
     "LCMD",
-    "Account",
     "Exhaustive",
     "FrankWolfe",
     "GreedyLogDet",
@@ -21,6 +20,7 @@ __all__ = [
     "KCenter",
     "KMeansPlusPlus",
     "KMedoids",
+    "Selection",
     "Selector",
     "TopB",
     "UniformRandom",

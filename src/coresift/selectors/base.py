@@ -1,4 +1,4 @@
-"""What all selectors share: checked arguments, an account of what is taken, and a batch at the end."""
+"""What all selectors share: checked arguments, the running total of a selection, and a batch at the end."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from coresift.checks import check_budget, check_index
 from coresift.progress import progress_bar
 from coresift.scores.base import Score
 from coresift.selectors.information import best_weights, share
-from coresift.spaces.base import SAME, Space
+from coresift.spaces.base import SAME, Space, norms_at, selectable
 from coresift.types import Batch, Floats, Index, InputError, make_generator
 
 Source = TypeVar("Source", Space, Score)
 
 
 @dataclass
-class Account:
-    """What has been taken so far, and what may still be.
+class Selection:
+    """The points selected so far, and those that may still be.
 
     Attributes
     ----------
     budget : how many points to choose.
-    pending : points already sent for labelling: in the account from the start, never chosen again.
-    open : (N,) bool, points that may be chosen now.
+    pending : points already sent for labelling: selected from the start, never chosen again.
+    open : (N,) bool on the CPU, points that may be chosen now.
     left : how many these are.
     chosen : the batch so far, in order.
-    report : told of each point taken.
+    report : called with the number of points after each choice.
     """
 
     budget: int
@@ -41,12 +41,12 @@ class Account:
     open: Tensor
     chosen: list[int] = field(default_factory=list)
     report: Callable[[int], None] = lambda _: None
-    _aside: Tensor | None = None
-    _admits_twins: bool = False
+    _aside: list[Tensor] = field(default_factory=list)
+    _admits_duplicates: bool = False
     _norms: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
 
     def __post_init__(self) -> None:
-        self.left = int(self.open.count_nonzero())  # a sum would make whole numbers of the mask first
+        self.left = int(self.open.count_nonzero())  # a sum would make integers of the mask first
 
     @property
     def full(self) -> bool:
@@ -65,51 +65,60 @@ class Account:
         self.left -= 1
         self.report(1)
 
-    def twin(self, space: Space, n: int, coordinates: Tensor) -> int | None:
-        """The member of the account that ``n`` is a duplicate of, if there is one and it matters."""
+    def duplicate_of(self, space: Space, n: int, norm: float) -> int | None:
+        """The member that point ``n`` with this norm is a duplicate of, if there is one and it matters."""
         if not bool(self.open[n]):
             return n
-        if self._admits_twins:
+        if self._admits_duplicates:
             return None
-        norm, norms = space.norm_at(torch.tensor([n], device=self.open.device)), self._norms_of(space)
-        # Points of one place have one norm: few are left to compare, or none.
+        norms = self._norms_of_members(space)
+        # Duplicates have the same norm: few members are left to compare, or none.
         alike = ((norms - norm).abs() <= 1e-4 * norm).nonzero()[:, 0]
         if alike.numel() == 0:
             return None
-        members = torch.tensor(self.members, dtype=torch.long, device=self.open.device)[alike]
+        members = torch.tensor(self.members)[alike]
         squares = norms[alike] ** 2 + norm**2
-        same = squares - 2 * space.inner_at(coordinates, members) <= SAME * squares
+        element = space.vector(n)
+        same = squares - 2 * space.inner_at(element, members.to(element.device)).cpu() <= SAME * squares
         return int(members[same.int().argmax()]) if bool(same.any()) else None
 
-    def _norms_of(self, space: Space) -> Tensor:
-        """(k,) of the members, of whom a few are new each time."""
-        members = self.members[self._norms.numel() :]
-        new = space.norm_at(torch.tensor(members, dtype=torch.long, device=self.open.device))
-        self._norms = torch.cat([self._norms.to(new), new])
+    def _norms_of_members(self, space: Space) -> Tensor:
+        """(k,) of which a few are new each time."""
+        new = self.members[len(self._norms) :]
+        if new:
+            self._norms = torch.cat([self._norms, norms_of(space, new)])
         return self._norms
 
-    def set_aside(self, space: Space, n: int, coordinates: Tensor) -> None:
-        """Close ``n`` and every duplicate of it, until nothing else is left."""
-        if self._aside is None:
-            self._aside = torch.zeros_like(self.open)
-        self.open[n], self._aside[n] = False, True
-        square = float(space.norm_at(torch.tensor([n], device=self.open.device))) ** 2
-        for part, values in space.inner(coordinates):
-            # A coarse look at all points, within the rounding of a scan: a duplicate's product with the point
-            # is their squared norm. Then a fine one at the few left.
-            near = ((values - square).abs() <= 2 * (SAME**0.5 + space.resolution) * square) & self.open[part]
-            index = near.nonzero()[:, 0] + part.start
-            squares = space.norm_at(index) ** 2 + square
-            index = index[squares - 2 * space.inner_at(coordinates, index) <= SAME * squares]
-            self.open[index], self._aside[index] = False, True
+    def set_aside(self, space: Space, n: int) -> Tensor:
+        """Close ``n`` and every duplicate of it, until nothing else is left; (k,) the points that were closed."""
+        element, square = space.vector(n), float(norms_of(space, [n])) ** 2
+        closed = [torch.tensor([n])]
+        for part, values in space.inner(element):
+            # First a coarse look at all points, within the rounding of a scan: the product of a duplicate with
+            # the point is their squared norm. Then a fine one at the few that are left.
+            near = (values - square).abs() <= 2 * (SAME**0.5 + space.resolution) * square
+            index = (near.cpu() & self.open[part]).nonzero()[:, 0] + part.start
+            here = index.to(element.device)
+            squares = norms_at(space, here) ** 2 + square
+            same = squares - 2 * space.inner_at(element, here) <= SAME * squares
+            closed.append(index[same.cpu()])
+        found = torch.cat(closed).unique()
+        self.open[found] = False
+        self._aside.append(found)
         self.left = int(self.open.count_nonzero())
+        return found
 
     def reopen(self) -> None:
-        """Nothing but duplicates is left: let them in after all."""
-        self._admits_twins = True
-        if self._aside is not None:
-            self.open |= self._aside
-            self.left = int(self.open.count_nonzero())
+        """Let duplicates in: nothing else is left."""
+        self._admits_duplicates = True
+        for index in self._aside:
+            self.open[index] = True
+        self.left = int(self.open.count_nonzero())
+
+
+def norms_of(space: Space, index: list[int]) -> Tensor:
+    """(k,) float64 on the CPU, the norms of some points."""
+    return norms_at(space, torch.tensor(index, dtype=torch.long, device=space.total().device)).cpu()
 
 
 @dataclass(frozen=True)
@@ -151,48 +160,14 @@ class Selector(ABC, Generic[Source]):
             )
         waiting = check_index(pending, size, "pending")
         closed = check_index(exclude, size, "exclude")
-        if isinstance(source, Space):
-            source.check_scale()
-        can = source.selectable if isinstance(source, Space) else torch.ones(size, dtype=torch.bool)
-        empty = can.logical_not()  # of norm zero
-        zero, first = int(empty.count_nonzero()), int(empty.view(torch.uint8).argmax())
-        for mask in (can, empty):
-            mask[waiting] = False
-            mask[closed] = False
-        left, generator = int(can.count_nonzero()), make_generator(seed)
-        # Points that say nothing make a batch full where there are others in it.
-        more = min(max(budget - left, 0), int(empty.count_nonzero())) if self.exact_size and left else 0
-        if more or 2 * zero >= size:  # a few points that a model is sure of are no news
-            told = "can never be selected; drop them or check for a constant likelihood"
-            if more:
-                told = f"say nothing; {more} of them, drawn at random, fill up a batch of {left} others"
-            warnings.warn(
-                f"{zero} of {size} vectors have zero norm (first: index {first}) and {told}", stacklevel=2
-            )
-        if self.exact_size and budget > left + more:
-            raise InputError(
-                f"budget is {budget}, but only {left} of {size} points can be chosen: "
-                f"{len(waiting)} are pending, {len(closed)} excluded, {zero} of norm zero"
-            )
+        can, generator = _selectable(source), make_generator(seed)
+        candidates = _Candidates.of(can, waiting, closed)
+        fill = candidates.num_to_fill(budget, self.exact_size)
         with progress_bar("choosing points", budget) as advance:
-            account = Account(budget - more, waiting, can, report=advance)
-            weights, residuals = self._choose(source, account, generator)
-        index = np.asarray(account.chosen, dtype=np.int64)
-        if isinstance(source, Space) and residuals is not None:
-            residuals = residuals * source.scale
-        carried = None
-        if isinstance(source, Space) and source.additive:
-            best, rest = best_weights(
-                source, torch.tensor(account.members, dtype=torch.long, device=can.device)
-            )
-            weights, carried = best if weights is None else weights, share(source, rest)
-        held, taken = (None, None) if weights is None else np.split(weights, [len(waiting)])
-        if more:
-            places = empty.nonzero()[:, 0].cpu().numpy()
-            drawn = torch.randperm(len(places), generator=generator)[:more].numpy()
-            index = np.append(index, places[drawn])
-            taken = None if taken is None else np.append(taken, np.zeros(more))
-        return Batch(index, taken, held, residuals, carried)
+            selection = Selection(budget - fill, waiting, can, report=advance)
+            weights, residuals = self._choose(source, selection, generator)
+        batch = _describe(source, selection, weights, residuals)
+        return batch if fill == 0 else candidates.filled(batch, fill, generator)
 
     @property
     def exact_size(self) -> bool:
@@ -201,10 +176,86 @@ class Selector(ABC, Generic[Source]):
 
     @abstractmethod
     def _choose(
-        self, source: Source, account: Account, generator: torch.Generator
+        self, source: Source, selection: Selection, generator: torch.Generator
     ) -> tuple[Floats | None, Floats | None]:
-        """Fill the account; return weights and a residual per step, where the selector has its own.
+        """Fill the selection; return weights and a residual per step, where the selector has its own.
 
-        Weights are those of the account's members, pending points first; without any, the best ones are
+        Weights are those of the selection's members, pending points first; without any, the best ones are
         found where the vectors add up.
         """
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """How many points can be chosen, and which ones of norm zero can fill up a batch.
+
+    Attributes
+    ----------
+    empty : (N,) bool, points of norm zero that are neither pending nor excluded.
+    left : how many other points can be chosen.
+    told : the number of pending, excluded and zero vectors, and the first zero vector, for messages.
+    """
+
+    empty: Tensor
+    left: int
+    told: tuple[int, int, int, int]
+
+    @classmethod
+    def of(cls, can: Tensor, pending: Index, exclude: Index) -> _Candidates:
+        """Close pending and excluded points in the mask of points that can be selected."""
+        empty = can.logical_not()
+        told = len(pending), len(exclude), int(empty.count_nonzero()), int(empty.view(torch.uint8).argmax())
+        for mask in (can, empty):
+            mask[pending] = False
+            mask[exclude] = False
+        return cls(empty, int(can.count_nonzero()), told)
+
+    def num_to_fill(self, budget: int, exact_size: bool) -> int:
+        """How many points of norm zero the batch needs; raises where all points are not enough."""
+        size, (pending, excluded, zero, first) = len(self.empty), self.told
+        # Points that say nothing make a batch full where there are others in it.
+        fill = 0
+        if exact_size and self.left:
+            fill = min(max(budget - self.left, 0), int(self.empty.count_nonzero()))
+        if fill or 2 * zero >= size:  # a few points that a model is sure of need no warning
+            why = "can never be selected; drop them or check for a constant likelihood"
+            if fill:
+                why = f"say nothing; {fill} of them, drawn at random, fill up a batch of {self.left} others"
+            warnings.warn(
+                f"{zero} of {size} vectors have zero norm (first: index {first}) and {why}", stacklevel=3
+            )
+        if exact_size and budget > self.left + fill:
+            raise InputError(
+                f"budget is {budget}, but only {self.left} of {size} points can be chosen: "
+                f"{pending} are pending, {excluded} excluded, {zero} of norm zero"
+            )
+        return fill
+
+    def filled(self, batch: Batch, num: int, generator: torch.Generator) -> Batch:
+        """The batch with ``num`` points of norm zero more."""
+        empty = self.empty.nonzero()[:, 0].numpy()
+        index = np.append(batch.index, empty[torch.randperm(len(empty), generator=generator)[:num].numpy()])
+        weights = None if batch.weights is None else np.append(batch.weights, np.zeros(num))
+        return Batch(index, weights, batch.pending_weights, batch.residuals, batch.information)
+
+
+def _selectable(source: Space | Score) -> Tensor:
+    """(N,) bool on the CPU, a new mask."""
+    if isinstance(source, Space):
+        return selectable(source).cpu()
+    return torch.ones(len(source), dtype=torch.bool)
+
+
+def _describe(
+    source: Space | Score, selection: Selection, weights: Floats | None, residuals: Floats | None
+) -> Batch:
+    """The batch with its weights, and the information that it carries."""
+    index, information = np.asarray(selection.chosen, dtype=np.int64), None
+    if isinstance(source, Space) and residuals is not None:
+        residuals = residuals * source.scale
+    if isinstance(source, Space) and source.additive:
+        members = torch.tensor(selection.members, dtype=torch.long, device=source.total().device)
+        best, rest = best_weights(source, members)
+        weights, information = best if weights is None else weights, share(source, rest)
+    held, taken = (None, None) if weights is None else np.split(weights, [len(selection.pending)])
+    return Batch(index, taken, held, residuals, information)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from coresift.selectors.base import Account, Selector
+from coresift import limits
+from coresift.search import CentreDistances, centre_distances
+from coresift.selectors.base import Selection, Selector
 from coresift.spaces.base import Space
-from coresift.spaces.centres import Centres
 from coresift.types import Floats
 
 
@@ -18,40 +22,49 @@ from coresift.types import Floats
 class DistanceSelector(Selector[Space]):
     """Adds centres one by one; a point at distance zero is taken only when no other is left."""
 
-    def _choose(
-        self, space: Space, account: Account, generator: torch.Generator
-    ) -> tuple[Floats | None, Floats | None]:
-        centres = space.centres(account.open.clone(), account.pending)
-        residuals: list[float] | None = []
-        for chosen in self._many(centres, account.budget):
-            account.take(chosen)
-            residuals = None  # nobody looked, in the haste
-        while not account.full:
-            n = self._next(centres, generator)
-            if n is None:  # duplicates only, which change no distance: the first that may be chosen
-                rest = account.open.nonzero()[: account.budget - len(account.chosen), 0].tolist()
-                for twin in rest:
-                    account.take(twin)
-                if residuals is not None:
-                    residuals.extend([self._residual(centres)] * len(rest))
-                break
-            account.take(n)
-            centres.add(n)
-            if residuals is not None:
-                residuals.append(self._residual(centres))
-        return None, None if residuals is None else np.asarray(residuals, dtype=np.float64)
+    _exact: ClassVar[bool] = False
 
-    def _many(self, centres: Centres, num: int) -> list[int]:
-        """The next centres, where they can be made ``num`` at once."""
-        return []
+    def _choose(
+        self, space: Space, selection: Selection, generator: torch.Generator
+    ) -> tuple[Floats | None, Floats | None]:
+        distances = centre_distances(
+            space, selection.open, selection.pending, selection.budget, self._exact
+        )
+        residuals: list[float] = []
+        while not selection.full:
+            found = self._add(distances, selection.budget - len(selection.chosen), generator)
+            for n in found:
+                selection.take(n)
+                if distances.run_length == 1:
+                    residuals.append(self._residual(distances))
+            if not found:  # duplicates only, which change no distance: the first that may be chosen
+                rest = selection.open.nonzero()[: selection.budget - len(selection.chosen), 0].tolist()
+                for n in rest:
+                    selection.take(n)
+                residuals.extend([self._residual(distances)] * len(rest))
+        # Where many steps were made at once, nobody looked in between.
+        complete = len(residuals) == selection.budget
+        return None, np.asarray(residuals, dtype=np.float64) if complete else None
 
     @abstractmethod
-    def _next(self, centres: Centres, generator: torch.Generator) -> int | None:
-        """The next centre; ``None`` where no point that may be chosen has a distance above zero."""
+    def _add(self, distances: CentreDistances, most: int, generator: torch.Generator) -> list[int]:
+        """Make the next points centres, at most so many; none where no open point has a distance above zero."""
 
-    def _residual(self, centres: Centres) -> float:
+    def _residual(self, distances: CentreDistances) -> float:
         """The root of the sum of squared distances to the nearest centre."""
-        return centres.spread()
+        return distances.spread()
+
+
+def _farthest_first(distances: CentreDistances) -> Tensor:
+    n = distances.farthest()
+    distances.add(n)
+    return n
+
+
+def _largest_cluster_first(distances: CentreDistances) -> Tensor:
+    n = distances.farthest(distances.largest_cluster())
+    distances.add(n)
+    return n
 
 
 @dataclass(frozen=True)
@@ -70,15 +83,12 @@ class KCenter(DistanceSelector):
     array([1, 3])
     """
 
-    def _next(self, centres: Centres, generator: torch.Generator) -> int | None:
-        return centres.farthest()
+    def _add(self, distances: CentreDistances, most: int, generator: torch.Generator) -> list[int]:
+        return _run(distances, _farthest_first, most)
 
-    def _many(self, centres: Centres, num: int) -> list[int]:
-        return centres.grow(num, largest_cluster=False)
-
-    def _residual(self, centres: Centres) -> float:
+    def _residual(self, distances: CentreDistances) -> float:
         """The covering radius."""
-        return centres.radius()
+        return distances.radius()
 
 
 @dataclass(frozen=True)
@@ -92,8 +102,12 @@ class KMeansPlusPlus(DistanceSelector):
     Arthur and Vassilvitskii, k-means++: The Advantages of Careful Seeding, 2007.
     """
 
-    def _next(self, centres: Centres, generator: torch.Generator) -> int | None:
-        return centres.draw(float(torch.rand((), dtype=torch.float64, generator=generator)))
+    _exact: ClassVar[bool] = True
+
+    def _add(self, distances: CentreDistances, most: int, generator: torch.Generator) -> list[int]:
+        n = distances.draw(float(torch.rand((), dtype=torch.float64, generator=generator)))
+        distances.add(n)
+        return [int(n)] if int(n) >= 0 else []
 
 
 @dataclass(frozen=True)
@@ -112,14 +126,20 @@ class LCMD(DistanceSelector):
     array([0, 5])
     """
 
-    def _next(self, centres: Centres, generator: torch.Generator) -> int | None:
-        for place, cluster in enumerate(centres.sums.argsort(descending=True, stable=True).tolist()):
-            n = centres.farthest(cluster)
-            if n is not None:
-                return n
-            if place == 0 and centres.farthest() is None:  # one look at all, before one at each
-                return None
-        return None
+    def _add(self, distances: CentreDistances, most: int, generator: torch.Generator) -> list[int]:
+        found = _run(distances, _largest_cluster_first, most)
+        if found or int(distances.farthest()) < 0:  # one look at all, before one at each
+            return found
+        # All points of the largest cluster are closed: the next largest ones.
+        for cluster in distances.sums.argsort(descending=True, stable=True):
+            n = distances.farthest(cluster)
+            if int(n) >= 0:
+                distances.add(n)
+                return [int(n)]
+        return []
 
-    def _many(self, centres: Centres, num: int) -> list[int]:
-        return centres.grow(num, largest_cluster=True)
+
+def _run(distances: CentreDistances, step: Callable[[CentreDistances], Tensor], most: int) -> list[int]:
+    """Repeat a step, up to where it finds no point."""
+    found = distances.repeat(step, min(most, distances.run_length, limits.LONGEST_RUN)).tolist()
+    return found[: found.index(-1)] if -1 in found else found

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from coresift.checks import check_integer
-from coresift.selectors.base import Account, Selector
+from coresift.selectors.base import Selection, Selector
 from coresift.selectors.information import best_weights
 from coresift.spaces.base import Space
 from coresift.types import Floats, InputError
@@ -28,17 +28,17 @@ class Exhaustive(Selector[Space]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_batches", check_integer(self.max_batches, 1, "max_batches"))
 
-    def _choose(self, space: Space, account: Account, generator: torch.Generator) -> tuple[Floats, Floats]:
-        candidates = account.open.nonzero()[:, 0].tolist()
-        count = math.comb(len(candidates), account.budget)
+    def _choose(self, space: Space, selection: Selection, generator: torch.Generator) -> tuple[Floats, Floats]:
+        candidates = selection.open.nonzero()[:, 0].tolist()
+        count = math.comb(len(candidates), selection.budget)
         if count > self.max_batches:
             raise InputError(f"there are {count} batches to try, at most {self.max_batches} are allowed")
-        waiting = account.pending.tolist()
+        waiting = selection.pending.tolist()
         tried = (
             (*best_weights(space, torch.tensor([*waiting, *batch])), batch)
-            for batch in combinations(candidates, account.budget)
+            for batch in combinations(candidates, selection.budget)
         )
         weights, rest, batch = min(tried, key=lambda trial: trial[1])
         for n in batch:
-            account.take(n)
+            selection.take(n)
         return weights, np.asarray([rest**0.5])

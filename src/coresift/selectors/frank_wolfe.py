@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from coresift.selectors.sparse import SparseApproximation, Target, inner_with, norm_of
-from coresift.spaces.base import Search, Space
+from coresift.search import CosineSearch, Tensors
+from coresift.selectors.sparse import Fit, Move, SparseApproximation, Target, closing
+from coresift.spaces.base import Space
 from coresift.types import InputError
 
 
@@ -39,73 +39,84 @@ class FrankWolfe(SparseApproximation):
             raise InputError(f"start is {self.start!r}, expected 'zero' or 'vertex'")
 
     def _fit(self, space: Space, target: Target) -> _FrankWolfeFit:
-        return _FrankWolfeFit(space, target, self.start, self.tolerance)
+        return _FrankWolfeFit(space, target, self.start == "vertex")
 
 
-class _FrankWolfeFit:
-    """L(w) and the two inner products that line search needs: <target, L(w)> and <L(w), L(w)>."""
+class _Inputs(NamedTuple):
+    """The target, and the sum of the norms of its points."""
 
-    def __init__(
-        self, space: Space, target: Target, start: Literal["zero", "vertex"], tolerance: float
-    ) -> None:
-        self.space, self.target, self.start, self.tolerance = space, target, start, tolerance
-        self._sum = torch.zeros_like(target.coordinates)
-        self._with_target = self._square = 0.0
-        # True weights are these times the common factor, so that a step changes one number only.
-        self._weights: dict[int, float] = {}
-        self._factor = 1.0
-        # Winners of the steps to come, the next one last; the one that was asked for, and whether the step
-        # went there, and not to a twin or nowhere.
-        self._ahead: list[int] = []
-        self._search: Search | None = None
-        self._next, self._stepped = -1, False
+    target: Tensor
+    sigma: Tensor
 
-    @property
-    def residual(self) -> float:
-        return math.sqrt(max(self.target.square - 2 * self._with_target + self._square, 0.0))
 
-    def weight(self, n: int) -> float:
-        return self._factor * self._weights.get(n, 0.0)
+class _State(NamedTuple):
+    """L(w), and the step that led there.
 
-    def best(self, search: Search) -> int:
-        if search is not self._search or not self._stepped:  # things went otherwise than foreseen
-            self._ahead = []
-        if not self._ahead and (self._weights or self.start == "zero"):
-            found = search.foresee(
-                self.target.coordinates,
-                self._sum,
-                self._with_target,
-                self._square,
-                self.target.sigma,
-                self.tolerance,
-            )
-            self._ahead = found[::-1]
-        self._search, self._stepped = search, False
-        if not self._ahead:
-            return search.argmax(self.target.coordinates - self._sum)
-        self._next = self._ahead.pop()
-        return self._next
+    Attributes
+    ----------
+    position : L(w).
+    index, vector : of the point.
+    height : sigma / sigma_n.
+    gamma : the share of the way to the vertex, with a minus sign.
+    products : (2,) <r, d> and <d, d>, where r is the residual and d points from the vertex to the position.
+    """
 
-    def step(self, n: int, coordinates: Tensor) -> bool:
-        sigma = self.target.sigma
-        height = sigma / norm_of(self.space, n)  # the vertex is height * L_n
-        vertex_target = height * inner_with(self.space, self.target.coordinates, n)
-        vertex_sum = height * inner_with(self.space, self._sum, n)
-        slope = vertex_target - vertex_sum - self._with_target + self._square
-        length = sigma**2 - 2 * vertex_sum + self._square
-        gamma = 1.0 if self.start == "vertex" and not self._weights else 0.0
-        if gamma == 0.0:
-            if slope <= 0 or length <= 0:
-                return False
-            gamma = min(slope / length, 1.0)
-        keep = 1 - gamma
-        self._sum = keep * self._sum + gamma * height * coordinates
-        self._with_target = keep * self._with_target + gamma * vertex_target
-        self._square = keep**2 * self._square + 2 * keep * gamma * vertex_sum + (gamma * sigma) ** 2
-        if keep < 1e-12:  # the step went all the way: nothing is left of the other points
-            self._weights, self._factor = {}, 1.0
-        else:
-            self._factor *= keep
-        self._weights[n] = self._weights.get(n, 0.0) + gamma * height / self._factor
-        self._stepped = n == self._next
-        return True
+    position: Tensor
+    index: Tensor
+    vector: Tensor
+    height: Tensor
+    gamma: Tensor
+    products: Tensor
+
+
+def _step(search: CosineSearch, inputs: _Inputs, state: _State, whole: bool = False) -> _State:
+    """Move to the point of the segment from L(w) to the best vertex that is closest to the target."""
+    pair = torch.empty(2, *state.position.shape, dtype=torch.float64, device=state.position.device)
+    index = search.argmax(torch.sub(inputs.target, state.position, out=pair[0]))
+    vector = search.vector(index)
+    height = inputs.sigma / search.space.dot(vector, vector).sqrt()
+    away = torch.addcmul(state.position, vector, height, value=-1, out=pair[1])  # position - vertex
+    products = search.space.dot(pair, away)
+    # Minus the share: <r, away> / <away, away> needs no change of sign. A step of zero length stays.
+    gamma = (products[0] / products[1].clamp_min(1e-300)).clamp(-1.0, 0.0)
+    if whole:
+        gamma = -torch.ones_like(gamma)
+    return _State(
+        torch.addcmul(state.position, gamma, away), index, vector, height, gamma, products
+    )
+
+
+class _FrankWolfeFit(Fit):
+    step, closing_step = _step, closing(_step)
+
+    def __init__(self, space: Space, target: Target, whole_first_step: bool) -> None:
+        super().__init__(space, target)
+        element, zero = target.element, target.element.new_zeros(())
+        self.inputs: _Inputs = _Inputs(element, torch.full_like(zero, target.sigma))
+        self.state: _State = _State(
+            torch.zeros_like(element), zero.long() - 1, element, zero, zero, element.new_zeros(2)
+        )
+        self._whole_first_step = whole_first_step
+
+    def look_ahead(self, search: CosineSearch, times: int, close: bool) -> list[Move]:
+        if self._whole_first_step and not self._weights:
+            state = _step(search, self.inputs, self.state, whole=True)
+            if close:
+                search.close(state.index)
+            self._log = tuple(part[None] for part in state)
+            return self._moves(self._log)
+        return super().look_ahead(search, times, close)
+
+    def _moves(self, log: Tensors) -> list[Move]:
+        log = _State(*log)
+        residual = self.inputs.target - self.state.position
+        square = max(float(self.space.dot(residual, residual)), 0.0)
+        moves = []
+        for index, vector, height, gamma, (along, length) in zip(
+            log.index.tolist(), log.vector, log.height.tolist(), log.gamma.tolist(), log.products.tolist(),
+            strict=True,
+        ):
+            square = max(square + gamma * (gamma * length - 2 * along), 0.0)
+            norm = self.target.sigma / height if height else 0.0
+            moves.append(Move(index, vector, norm, 1 + gamma, -gamma * height, square**0.5))
+        return moves

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from coresift.selectors.sparse import SparseApproximation, Target, inner_with
-from coresift.spaces.base import Search, Space
+from coresift.search import CosineSearch, Tensors
+from coresift.selectors.sparse import Fit, Move, SparseApproximation, Target, closing
+from coresift.spaces.base import Space
 
 
 @dataclass(frozen=True)
@@ -32,60 +33,74 @@ class GIGA(SparseApproximation):
         return _GeodesicFit(space, target)
 
 
-class _GeodesicFit:
-    """A unit vector y, a non-negative sum of points, and its cosine with the target."""
+class _Inputs(NamedTuple):
+    """The direction of the target: an element of norm one."""
+
+    target: Tensor
+
+
+class _State(NamedTuple):
+    """A unit vector y, a non-negative sum of points, and the step that led there.
+
+    Attributes
+    ----------
+    unit, cosine : y, or zero at the start, and its cosine with the target.
+    index, vector, norm : of the point.
+    gamma : the share of the way to the point's direction.
+    length : the norm of the sum before it was made a unit vector.
+    """
+
+    unit: Tensor
+    cosine: Tensor
+    index: Tensor
+    vector: Tensor
+    norm: Tensor
+    gamma: Tensor
+    length: Tensor
+
+
+def _step(search: CosineSearch, inputs: _Inputs, state: _State) -> _State:
+    """Move along the great circle to the best point, to where it is closest to the target."""
+    towards = torch.addcmul(inputs.target, state.cosine, state.unit, value=-1)
+    index = search.argmax(towards, beside=state.unit)
+    vector, dot = search.vector(index), search.space.dot
+    norm = dot(vector, vector).sqrt()
+    point_target, point_unit = dot(inputs.target, vector) / norm, dot(state.unit, vector) / norm
+    gain = point_target - state.cosine * point_unit
+    loss = state.cosine - point_target * point_unit
+    gamma = (gain / (gain + loss)).clamp(0.0, 1.0) * (gain > 0) * (gain + loss > 0)
+    keep = 1 - gamma
+    length = (keep**2 + 2 * keep * gamma * point_unit + gamma**2).clamp_min(1e-300).sqrt()
+    unit = (keep * state.unit + gamma / norm * vector) / length
+    cosine = ((keep * state.cosine + gamma * point_target) / length).clamp_max(1.0)
+    return _State(unit, cosine, index, vector, norm, gamma, length)
+
+
+class _GeodesicFit(Fit):
+    step, closing_step = _step, closing(_step)
 
     def __init__(self, space: Space, target: Target) -> None:
-        self.space, self.target = space, target
-        self._norm = math.sqrt(max(target.square, 1e-300))
-        self._unit = torch.zeros_like(target.coordinates)
-        self._cosine = 0.0
-        self._weights: dict[int, float] = {}
-        self._factor = 1.0
-        # (N,) cosine of each point with the target, needed in every step.
-        self._towards = torch.cat([values for _, values in space.inner(target.coordinates)])
-        self._towards = self._towards / (space.norms * self._norm)
+        super().__init__(space, target)
+        zero, nothing = target.element.new_zeros(()), torch.zeros_like(target.element)
+        self.inputs: _Inputs = _Inputs(target.element / max(self.norm, 1e-150))
+        self.state: _State = _State(nothing, zero, zero.long() - 1, nothing, zero, zero, zero)
 
-    @property
-    def residual(self) -> float:
-        return self._norm * math.sqrt(max(1 - self._cosine**2, 0.0))
+    def _scale(self) -> float:
+        return self.norm * float(self.state.cosine)
 
-    def weight(self, n: int) -> float:
-        scale = self._factor * self._norm * self._cosine
-        return scale * self._weights.get(n, 0.0) / float(self.space.norms[n])
-
-    def best(self, search: Search) -> int:
-        best, where = -torch.inf, -1
-        for part, values in self.space.inner(self._unit):
-            along = values / self.space.norms[part]
-            # The cosine between the directions from y to the target and from y to the point.
-            score = (self._towards[part] - self._cosine * along) / (1 - along**2).clamp(min=1e-12).sqrt()
-            score = torch.where(search.allowed[part], score, -torch.inf)
-            position = int(score.argmax())
-            if float(score[position]) > best:
-                best, where = float(score[position]), part.start + position
-        return where
-
-    def step(self, n: int, coordinates: Tensor) -> bool:
-        norm = float(self.space.norms[n])
-        point_target = inner_with(self.space, self.target.coordinates, n) / (norm * self._norm)
-        point_unit = inner_with(self.space, self._unit, n) / norm
-        gamma = 1.0
-        if self._weights:
-            gain = point_target - self._cosine * point_unit
-            loss = self._cosine - point_target * point_unit
-            if gain <= 0 or gain + loss <= 0:
-                return False
-            gamma = min(gain / (gain + loss), 1.0)
-        elif point_target <= 0:
-            return False
-        keep = 1 - gamma
-        length = max(keep**2 + 2 * keep * gamma * point_unit + gamma**2, 1e-300) ** 0.5
-        self._unit = (keep * self._unit + gamma / norm * coordinates) / length
-        self._cosine = min((keep * self._cosine + gamma * point_target) / length, 1.0)
-        if keep < 1e-12:  # the step went all the way: nothing is left of the other points
-            self._weights, self._factor = {}, 1.0
-        else:
-            self._factor *= keep / length
-        self._weights[n] = self._weights.get(n, 0.0) + gamma / length / self._factor
-        return True
+    def _moves(self, log: Tensors) -> list[Move]:
+        log = _State(*log)
+        numbers = torch.stack([log.cosine, log.norm, log.gamma, log.length], 1).tolist()
+        return [
+            Move(
+                index,
+                vector,
+                norm,
+                (1 - gamma) / length,
+                gamma / (length * norm) if norm else 0.0,
+                self.norm * max(1 - cosine**2, 0.0) ** 0.5,
+            )
+            for index, vector, (cosine, norm, gamma, length) in zip(
+                log.index.tolist(), log.vector, numbers, strict=True
+            )
+        ]

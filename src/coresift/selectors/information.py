@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from functools import singledispatch
+
 import numpy as np
+import torch
 from scipy.optimize import minimize, nnls
 from torch import Tensor
 
-from coresift.spaces.base import Space
+from coresift.spaces.base import Space, norm_sum
+from coresift.spaces.vectors import ColumnSpace
 from coresift.types import Floats
 
 # A sum of vectors shorter than this share of the sum of their norms counts as zero: float32 has 7 digits.
 _ROUNDING = 1e-6
+# An eigenvalue below this share of the largest, for each point, counts as zero.
+_SMALLEST_EIGENVALUE = 1e-13
 
 
 def best_weights(space: Space, index: Tensor) -> tuple[Floats, float]:
     """The weights w >= 0 on the points ``index`` (k,) that minimise ||L - L(w)||^2, and that minimum.
 
-    >>> import torch
     >>> from coresift.spaces.vectors import VectorSpace
     >>> space = VectorSpace(torch.tensor([[1.0, 2.0, 0.0], [0.0, 0.0, 1.0]]))
     >>> weights, rest = best_weights(space, torch.tensor([0]))
@@ -24,22 +29,45 @@ def best_weights(space: Space, index: Tensor) -> tuple[Floats, float]:
     ([3.0], 1.0)
     """
     if len(index) == 0:
-        return np.empty(0), space.squared_total()
-    factor, right = (part.cpu().numpy() for part in space.factor(index))
+        return np.empty(0), _squared_total(space)
+    matrix, right = (part.cpu().numpy() for part in factor(space, index))
     scale = np.linalg.norm(right) or 1.0
     try:
-        weights, _ = nnls(factor / scale, right / scale)
+        weights, _ = nnls(matrix / scale, right / scale)
     except RuntimeError:  # its active set went in circles among points that hardly differ
-        weights = _descend(factor / scale, right / scale)
+        weights = _descend(matrix / scale, right / scale)
     with_total = space.inner_at(space.total(), index).cpu().numpy()
-    rest = space.squared_total() - 2 * weights @ with_total + np.square(factor @ weights).sum()
+    rest = _squared_total(space) - 2 * weights @ with_total + np.square(matrix @ weights).sum()
     return weights, max(float(rest), 0.0)
 
 
-def _descend(factor: Floats, right: Floats) -> Floats:
+@singledispatch
+def factor(space: Space, index: Tensor) -> tuple[Tensor, Tensor]:
+    """A (r, k) and y (r,) with ||A w - y||^2 = ||L - L(w)||^2 + constant, for weights w on ``index``."""
+    # A^T A = gram, A^T y = <L, L_n>: eigenvectors give such an A even where points depend on each other.
+    # Of unit vectors: short ones would be lost next to long ones.
+    gram = space.gram(index)
+    norms = gram.diagonal().clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
+    values, vectors = torch.linalg.eigh(gram / norms / norms[:, None])
+    kept = values > values[-1] * len(values) * _SMALLEST_EIGENVALUE
+    root, vectors = values[kept].sqrt(), vectors[:, kept]
+    right = vectors.mT @ (space.inner_at(space.total(), index) / norms) / root
+    return root[:, None] * vectors.mT * norms, right
+
+
+@factor.register
+def _(space: ColumnSpace, index: Tensor) -> tuple[Tensor, Tensor]:
+    return space.columns_at(index), space.total()
+
+
+def _squared_total(space: Space) -> float:
+    return float(space.dot(space.total(), space.total()))
+
+
+def _descend(matrix: Floats, right: Floats) -> Floats:
     """Non-negative least squares by a quasi-Newton method: less exact, but it always ends."""
-    columns = np.linalg.norm(factor, axis=0)
-    unit = factor / columns
+    columns = np.linalg.norm(matrix, axis=0)
+    unit = matrix / columns
 
     def loss(weights: Floats) -> tuple[float, Floats]:
         gap = unit @ weights - right
@@ -57,8 +85,8 @@ def information(space: Space, index: Tensor) -> float:
 
 def share(space: Space, rest: float) -> float:
     """1 - rest / ||L||^2, between 0 and 1; 0 where the vectors sum to zero, up to rounding."""
-    whole = space.squared_total()
-    # Of vectors that cancel, rounding is left, and a share of that would mean nothing.
-    if whole <= (_ROUNDING * space.norm_total()) ** 2:
+    whole = _squared_total(space)
+    # Where vectors cancel, rounding is left, and a share of that would mean nothing.
+    if whole <= (_ROUNDING * norm_sum(space)) ** 2:
         return 0.0
     return min(max(1 - rest / whole, 0.0), 1.0)

@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from coresift.checks import check_integer
-from coresift.selectors.base import Account, Selector
+from coresift.selectors.base import Selection, Selector
 from coresift.spaces.base import Space
 from coresift.spaces.storage import InMemory
 from coresift.spaces.vectors import ColumnSpace, VectorSpace
@@ -27,7 +27,7 @@ _LEAST_STEP = 1e-6
 # Medoids jump if that shortens the sum of all distances by more than this share: less is not worth a search.
 _LEAST_GAIN = 1e-4
 
-# Positions of the medoids (b,) among the candidates, how many candidates each member of the account has,
+# Positions of the medoids (b,) among the candidates, how many candidates each member of the selection has,
 # pending ones first, and the sum of the distances.
 Found: TypeAlias = tuple[Index, Floats, float]
 
@@ -70,14 +70,14 @@ class KMedoids(Selector[Space]):
         for name in ("max_points", "max_iterations"):
             object.__setattr__(self, name, check_integer(getattr(self, name), 0, name))
 
-    def _choose(self, space: Space, account: Account, generator: torch.Generator) -> tuple[Floats, Floats]:
-        candidates, pending = account.open.nonzero()[:, 0].cpu(), torch.from_numpy(account.pending)
-        closed = account.open.logical_not().cpu()
+    def _choose(self, space: Space, selection: Selection, generator: torch.Generator) -> tuple[Floats, Floats]:
+        candidates, pending = selection.open.nonzero()[:, 0].cpu(), torch.from_numpy(selection.pending)
+        closed = selection.open.logical_not().cpu()
         closed[pending] = False
         excluded = closed.nonzero()[:, 0] if isinstance(space, ColumnSpace) else pending[:0]
         at_hand = isinstance(space, VectorSpace) and isinstance(space.columns, InMemory)
         weights = torch.ones(len(candidates) + len(excluded), dtype=torch.float64)
-        least = 2 * (account.budget + len(pending))
+        least = 2 * (selection.budget + len(pending))
         size = max(self.max_points, least)
         if not at_hand and size < len(weights):
             num = max(round(size * len(candidates) / len(weights)), min(least, len(candidates)))
@@ -88,11 +88,11 @@ class KMedoids(Selector[Space]):
         if (not at_hand or len(candidates) <= self.max_points) and (fasterpam := _fasterpam()):
             # Pending points come last, so that positions below len(candidates) are those of candidates.
             distance = _distances(space, torch.cat([candidates, pending]))
-            found = _swap(fasterpam, distance, len(candidates), account.budget, generator)
+            found = _swap(fasterpam, distance, len(candidates), selection.budget, generator)
         if isinstance(space, ColumnSpace) and (found is None or len(excluded) or len(pending)):
             start = found[0] if found else np.empty(0, dtype=np.int64)
             found = self._alternate(
-                space, candidates, pending, excluded, weights, start, account.budget, generator
+                space, candidates, pending, excluded, weights, start, selection.budget, generator
             )
         if found is None:
             raise InputError(
@@ -103,7 +103,7 @@ class KMedoids(Selector[Space]):
         held, own = np.split(sizes * (len(space) / sizes.sum()), [len(pending)])
         order = np.argsort(-own, kind="stable")
         for position in order:
-            account.take(int(candidates[medoids[position]]))
+            selection.take(int(candidates[medoids[position]]))
         return np.concatenate([held, own[order]]), np.array([cost])
 
     def _alternate(

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from coresift.selectors.base import Account, Selector
+from coresift.selectors.base import Selection, Selector
 from coresift.spaces.base import Space
 from coresift.types import Floats
 
@@ -20,44 +19,57 @@ class GreedyLogDet(Selector[Space]):
 
     On the predictive covariance in units of the noise that is the information gained about the parameters,
     and the greedy batch is within 1 - 1/e of the best. Each step takes the point of the largest variance
-    given the ones before; a step costs one scan, and one vector of coordinates is kept for each point taken.
+    given the ones before; a step costs one scan, and one element is kept for each point taken.
 
     >>> from coresift.spaces.vectors import VectorSpace
     >>> GreedyLogDet().select(VectorSpace(torch.tensor([[3.0, 2.9, 0.0], [0.0, 0.1, 1.0]])), budget=2).index
     array([0, 2])
     """
 
-    def _choose(self, space: Space, account: Account, generator: torch.Generator) -> tuple[None, Floats]:
-        variance = space.norms**2  # (N,) of each point's function value, given the points taken
-        # u_t, with K given the first t points = K - sum_t u_t u_t^T
-        directions = space.total().new_zeros(account.budget + len(account.pending), len(space.total()))
-        count = 0
+    def _choose(
+        self, space: Space, selection: Selection, generator: torch.Generator
+    ) -> tuple[None, Floats]:
+        given = _Conditioned(space, selection.budget + len(selection.pending))
         residuals = []
-        # The I of I + K, in the units of the space; 0 or infinite where K is so large or so small.
-        noise = float(torch.tensor(space.scale, dtype=torch.float64) ** -2)
-
-        def condition(n: int, coordinates: Tensor) -> None:
-            nonlocal count
-            before = directions[:count]
-            shared = space.inner_at(before, torch.tensor([n], device=coordinates.device))[:, 0]
-            std = math.sqrt(noise + float(variance[n]))
-            direction = (coordinates - shared @ before) / (std or math.inf)
-            for part, values in space.inner(direction):
-                variance[part] = (variance[part] - values**2).clamp(min=0)
-            directions[count] = direction
-            count += 1
-
-        for n in account.pending.tolist():
-            condition(n, space.coordinates(n))
-        while not account.full:
-            if not bool(account.open.any()):
-                account.reopen()
-            n = int(torch.where(account.open, variance, -1.0).argmax())
-            coordinates = space.coordinates(n)
-            if account.twin(space, n, coordinates) is not None:
-                account.set_aside(space, n, coordinates)
+        for n in selection.pending.tolist():
+            given.add(n)
+        while not selection.full:
+            if not bool(selection.open.any()):
+                selection.reopen()
+            open = selection.open.to(given.variance.device)
+            n = int(torch.where(open, given.variance, -1.0).argmax())
+            if selection.duplicate_of(space, n, float(space.norms[n])) is not None:
+                selection.set_aside(space, n)
                 continue
-            account.take(n)
-            condition(n, coordinates)
-            residuals.append(math.sqrt(variance.sum()))
+            selection.take(n)
+            given.add(n)
+            residuals.append(math.sqrt(given.variance.sum()))
         return None, np.asarray(residuals, dtype=np.float64)
+
+
+class _Conditioned:
+    """The variances of all points' function values, given those of some points with noise.
+
+    Attributes
+    ----------
+    variance : (N,)
+    """
+
+    def __init__(self, space: Space, capacity: int) -> None:
+        self.space, self.variance = space, space.norms**2
+        # u_t, with K given the first t points = K - sum_t u_t u_t^T
+        self._directions = space.total().new_zeros(capacity, *space.total().shape)
+        self._count = 0
+        # The I of I + K, in the units of the space; 0 or infinite where K is so large or so small.
+        self._noise = float(torch.tensor(space.scale, dtype=torch.float64) ** -2)
+
+    def add(self, n: int) -> None:
+        """Condition on point ``n`` too."""
+        before, element = self._directions[: self._count], self.space.vector(n)
+        shared = self.space.inner_at(before, torch.tensor([n], device=element.device))[:, 0]
+        std = math.sqrt(self._noise + float(self.variance[n]))
+        direction = (element - torch.tensordot(shared, before, 1)) / (std or math.inf)
+        for part, values in self.space.inner(direction):
+            self.variance[part] = (self.variance[part] - values**2).clamp(min=0)
+        self._directions[self._count] = direction
+        self._count += 1

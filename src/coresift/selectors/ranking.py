@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from coresift.scores.base import Score
-from coresift.selectors.base import Account, Selector
+from coresift.selectors.base import Selection, Selector
 from coresift.types import Floats, InputError
 
 
@@ -29,24 +29,24 @@ class RankingSelector(Selector[Score]):
         """(N,) what to rank by, where points are open (N,) to be chosen."""
 
     def _choose(
-        self, score: Score, account: Account, generator: torch.Generator
+        self, score: Score, selection: Selection, generator: torch.Generator
     ) -> tuple[Floats | None, Floats | None]:
-        ranked = self._values(score, account.open, generator).argsort(descending=True, stable=True)
-        order = ranked[account.open[ranked]].numpy()
-        seen = set(score.identity(account.pending)) if len(account.pending) else set()
+        ranked = self._values(score, selection.open, generator).argsort(descending=True, stable=True)
+        order = ranked[selection.open[ranked]].numpy()
+        seen = set(score.identity(selection.pending)) if len(selection.pending) else set()
         twins: list[int] = []
-        for start in range(0, len(order), 2 * account.budget):
-            part = order[start : start + 2 * account.budget]
+        for start in range(0, len(order), 2 * selection.budget):
+            part = order[start : start + 2 * selection.budget]
             for n, identity in zip(part.tolist(), score.identity(part), strict=True):
                 if identity in seen:
                     twins.append(n)
-                elif not account.full:
+                elif not selection.full:
                     seen.add(identity)
-                    account.take(n)
-            if account.full:
+                    selection.take(n)
+            if selection.full:
                 break
-        for n in twins[: account.budget - len(account.chosen)]:
-            account.take(n)
+        for n in twins[: selection.budget - len(selection.chosen)]:
+            selection.take(n)
         return None, None
 
 
@@ -114,11 +114,11 @@ class UniformRandom(Selector[Score]):
     """Any points, all equally likely, duplicates too: the baseline to beat, and fit for a test set."""
 
     def _choose(
-        self, score: Score, account: Account, generator: torch.Generator
+        self, score: Score, selection: Selection, generator: torch.Generator
     ) -> tuple[Floats | None, Floats | None]:
         order = _gumbel(len(score), generator).argsort(descending=True, stable=True)
-        for n in order[account.open[order]][: account.budget].tolist():
-            account.take(n)
+        for n in order[selection.open[order]][: selection.budget].tolist():
+            selection.take(n)
         return None, None
 
 

@@ -1,43 +1,38 @@
-"""Spaces: the vectors L_1..L_N of a pool, seen only through inner products."""
+"""Spaces: the vectors L_1..L_N of a pool, seen only through their inner products."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from functools import singledispatch
 
 import torch
 from torch import Tensor
 
-from coresift.types import Index, InputError
+from coresift.types import InputError
 
-if TYPE_CHECKING:
-    from coresift.spaces.centres import Centres
-
-# Labelled points looked at together: one pass over the pool serves them all.
-ANCHORS = 64
-# Two points are the same if their squared distance is below this share of their squared norms.
+# Two points are the same if their squared distance is below this share of the sum of their squared norms.
 SAME = 1e-10
 # The smallest norm, and one over the largest, whose inner products can be squared and summed in float64.
-LEAST_NORM = 1e-140
+SMALLEST_NORM = 1e-140
 
 
 class Space(ABC):
     """The pool's points as vectors of a Hilbert space.
 
-    An element of the space, such as L(w) = sum_n w_n L_n, is held by its *coordinates*: a float64 tensor
-    that is linear in the element. Stored vectors use their J numbers, closed forms the N inner products
-    with the pool. Selectors add and scale coordinates without knowing which, so each algorithm is
-    written once.
+    An *element* of the space, such as L(w) = sum_n w_n L_n, is a float64 tensor that is linear in the element.
+    Stored vectors use their J numbers; closed forms use the weights w and the N inner products with the pool.
+    Selectors add and scale elements without knowing which, so each algorithm is written once. All tensors are
+    on the same device.
 
     Attributes
     ----------
     norms : (N,) float64, ||L_n||.
-    resolution : relative rounding error of an inner product; nearer points count as the same.
-    scale : the unit of norms and coordinates, a power of two. It is one unless the vectors are so large or
-        so small that their squares would not fit into a float.
-    additive : whether the sum of the vectors is what the pool says as a whole, as it is for likelihoods and
-        their gradients, but not for features.
+    resolution : relative rounding error of an inner product; points nearer than that count as the same.
+    scale : the unit of norms and elements, a power of two. It is one unless the vectors are so large or so
+        small that their squares would not fit into a float.
+    additive : whether the sum of the vectors describes the whole pool, as for likelihoods and their gradients,
+        but not for features.
     """
 
     norms: Tensor
@@ -50,24 +45,17 @@ class Space(ABC):
 
     @abstractmethod
     def total(self) -> Tensor:
-        """Coordinates of L = sum_n L_n."""
-
-    def norm_at(self, index: Tensor) -> Tensor:
-        """(k,) float64, the norms of the points ``index``."""
-        return self.norms[index]
-
-    def norm_total(self) -> float:
-        """The sum of all norms."""
-        return float(self.norms.sum())
+        """The element L = sum_n L_n."""
 
     @abstractmethod
-    def coordinates(self, n: int) -> Tensor:
-        """Coordinates of L_n."""
+    def vector(self, n: int) -> Tensor:
+        """The element L_n."""
 
     @abstractmethod
     def inner(self, element: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """<element, L_n> for every n, block by block, in order: pairs of a slice and its (..., n) values, for
-        any number of elements.
+        """Compute <element, L_n> for every n, block by block in order, for any number of elements (..., *).
+
+        Yields pairs of a slice of the pool and its values (..., n).
         """
 
     @abstractmethod
@@ -75,141 +63,87 @@ class Space(ABC):
         """(..., k) float64, <element, L_n> for the k points of ``index`` and any number of elements."""
 
     @abstractmethod
+    def dot(self, x: Tensor, y: Tensor) -> Tensor:
+        """(...) <x, y> of any number of elements x (..., *) with one y, all of them sums of points of the pool."""
+
+    @abstractmethod
     def gram(self, index: Tensor) -> Tensor:
         """(k, k) float64, inner products among the points of ``index``."""
 
-    @abstractmethod
-    def squared_total(self) -> float:
-        """<L, L>."""
-
-    def factor(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """A (r, k) and y (r,) with ||A w - y||^2 = ||L - L(w)||^2 + constant, for weights w on ``index``."""
-        # A^T A = gram, A^T y = <L, L_n>: eigenvectors give such an A even where points depend on each other.
-        # Of unit vectors: short ones would be lost beside long ones.
-        gram = self.gram(index)
-        norms = gram.diagonal().clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
-        values, vectors = torch.linalg.eigh(gram / norms / norms[:, None])
-        kept = values > values[-1] * len(values) * 1e-13
-        root, vectors = values[kept].sqrt(), vectors[:, kept]
-        return root[:, None] * vectors.mT * norms, vectors.mT @ (
-            self.inner_at(self.total(), index) / norms
-        ) / root
-
     def anchors(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Coordinates (k, ...) and squared norms (k,) of the labelled points that were mapped along with the
+        """Elements (k, ...) and squared norms (k,) of the labelled points that were mapped along with the
         pool, a few at a time.
         """
         return iter(())
 
-    def check_scale(self) -> None:
-        """Raise where norms are too large or too small for float64 to hold products of inner products."""
-        largest = float(self.norms.max())
-        if largest != 0 and not LEAST_NORM <= largest <= 1 / LEAST_NORM:  # also where it is NaN
-            raise InputError(
-                f"the largest vector has a norm of {largest:.3g}, out of the range of float64 arithmetic; "
-                "measure the pool's columns in other units, so that their numbers are of about size one"
-            )
 
-    @property
-    def selectable(self) -> Tensor:
-        """(N,) bool, a new mask: a vector of norm zero carries no information and is never chosen."""
-        return self.norms > 0
-
-    def scan(self, allowed: Tensor, once: bool = False) -> Search:
-        """To find winners among the points of a mask (N,), which may lose points as time goes by.
-
-        With ``once``, a winner that a step was made to is taken out before the next is asked for.
-        """
-        return EveryTime(self, allowed)
-
-    def centres(self, allowed: Tensor, pending: Index) -> Centres:
-        """Distances to the nearest of a growing set of points."""
-        from coresift.spaces.centres import Centres
-
-        return Centres(self, allowed, pending)
-
-    def argmax(self, element: Tensor, allowed: Tensor) -> int:
-        """The allowed point with the largest <element, L_n> / ||L_n||; ties go to the lower index.
-
-        ``allowed`` is an (N,) mask with at least one point of norm above zero.
-        """
-        best, where = -torch.inf, -1
-        for part, values in self.inner(element):
-            cosine = torch.where(allowed[part], values / self.norms[part], -torch.inf)
-            position = int(cosine.argmax())
-            if float(cosine[position]) > best:
-                best, where = float(cosine[position]), part.start + position
-        if where < 0:
-            raise FloatingPointError("no inner product is a number: the vectors' scales are out of range")
-        return where
+# What a space need not have all norms in memory for. Spaces that do not keep them register their own answers.
 
 
-class Search(ABC):
-    """Finds the allowed point with the largest <element, L_n> / ||L_n||; ties go to the lower index.
+@singledispatch
+def norms_at(space: Space, index: Tensor) -> Tensor:
+    """(k,) float64, the norms of the points ``index``."""
+    return space.norms[index]
 
-    Attributes
-    ----------
-    allowed : (N,) bool; points may be taken out of it as time goes by, and none put in.
+
+@singledispatch
+def norm_sum(space: Space) -> float:
+    """The sum of all norms."""
+    return float(space.norms.sum())
+
+
+@singledispatch
+def selectable(space: Space) -> Tensor:
+    """(N,) bool, a new mask: a vector of norm zero carries no information and is never chosen.
+
+    Raises where norms are too large or too small for float64 to hold products of inner products.
     """
-
-    allowed: Tensor
-
-    @abstractmethod
-    def argmax(self, element: Tensor) -> int: ...
-
-    def foresee(
-        self,
-        target: Tensor,
-        position: Tensor,
-        with_target: float,
-        square: float,
-        sigma: float,
-        tolerance: float,
-    ) -> list[int]:
-        """The winners of the next Frank-Wolfe steps, where it is quicker to find many at once.
-
-        Parameters
-        ----------
-        target, position : coordinates of the target and of L(w).
-        with_target, square : <target, L(w)> and <L(w), L(w)>.
-        sigma : the sum of the norms of the target's points.
-        tolerance : the target is reached at this distance, relative to its length.
-        """
-        return []
-
-
-class EveryTime(Search):
-    """The search that looks at all points each time."""
-
-    def __init__(self, space: Space, allowed: Tensor) -> None:
-        self.space, self.allowed = space, allowed
-
-    def argmax(self, element: Tensor) -> int:
-        return self.space.argmax(element, self.allowed)
+    largest = float(space.norms.max())
+    if largest != 0 and not SMALLEST_NORM <= largest <= 1 / SMALLEST_NORM:  # also where it is NaN
+        raise InputError(
+            f"the largest vector has a norm of {largest:.3g}, out of the range of float64 arithmetic; "
+            "measure the pool's columns in other units, so that their numbers are of about size one"
+        )
+    return space.norms > 0
 
 
 class KernelSpace(Space):
-    """A space whose inner products are computed in closed form, a column at a time: O(N) memory.
+    """A space whose inner products are computed in closed form, one column at a time: O(N) memory.
 
-    The coordinates of an element are its N inner products with the pool.
+    An element is a (2, N) tensor: the weights of the points that it is a sum of, and its N inner products with
+    the pool. Labelled points have no weights, so no `dot`.
     """
 
     @abstractmethod
-    def coordinates(self, n: int) -> Tensor:
-        """(N,) the column <L_n, L_m> for all m."""
+    def column(self, n: int) -> Tensor:
+        """(N,) the inner products <L_n, L_m> for all m."""
 
     @abstractmethod
+    def row_sums(self) -> Tensor:
+        """(N,) the sums <L, L_n>."""
+
     def total(self) -> Tensor:
-        """(N,) the row sums <L, L_n>."""
+        return torch.stack([torch.ones_like(self.norms), self.row_sums()])
+
+    def vector(self, n: int) -> Tensor:
+        column = self.column(n)
+        element = torch.stack([torch.zeros_like(column), column])
+        element[0, n] = 1.0
+        return element
 
     def inner(self, element: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        yield slice(0, len(self)), element
+        yield slice(0, len(self)), element[..., 1, :]
 
     def inner_at(self, element: Tensor, index: Tensor) -> Tensor:
-        return element[..., index]
+        return element[..., 1, index]
 
-    def squared_total(self) -> float:
-        return float(self.total().sum())
+    def dot(self, x: Tensor, y: Tensor) -> Tensor:
+        return x[..., 0, :] @ y[1]
+
+
+def labelled_elements(products: Tensor) -> Tensor:
+    """(k, 2, N) the elements of labelled points in a `KernelSpace`, given their inner products (k, N)."""
+    return torch.stack([torch.zeros_like(products), products], 1)
 
 
 class GramSpace(KernelSpace):
@@ -222,10 +156,10 @@ class GramSpace(KernelSpace):
         self.matrix = matrix.double()
         self.norms = self.matrix.diagonal().clamp(min=0).sqrt()
 
-    def total(self) -> Tensor:
+    def row_sums(self) -> Tensor:
         return self.matrix.sum(0)
 
-    def coordinates(self, n: int) -> Tensor:
+    def column(self, n: int) -> Tensor:
         return self.matrix[n]
 
     def gram(self, index: Tensor) -> Tensor:

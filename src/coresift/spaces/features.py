@@ -8,6 +8,7 @@ from torch import Tensor
 from coresift.limits import POOL_BLOCK
 from coresift.pool import Pool, as_pool, read
 from coresift.posteriors.base import LastLayerPosterior, Posterior
+from coresift.spaces.base import selectable
 from coresift.spaces.scaling import divide, excess_exponent, largest_entry
 from coresift.spaces.storage import map_pool
 from coresift.spaces.vectors import VectorSpace
@@ -21,9 +22,10 @@ class FeatureSpace(VectorSpace):
 
     additive = False
 
-    @property
-    def selectable(self) -> Tensor:
-        return torch.ones(len(self), dtype=torch.bool)
+
+@selectable.register
+def _(space: FeatureSpace) -> Tensor:
+    return torch.ones(len(space), dtype=torch.bool, device=space.device)
 
 
 def feature_space(

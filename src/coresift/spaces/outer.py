@@ -16,14 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coresift.limits import POOL_BLOCK
+from coresift import limits
 from coresift.pool import ArrayPool, Pool, blocks, read
-from coresift.spaces.base import ANCHORS, KernelSpace
+from coresift.spaces.base import KernelSpace, labelled_elements
 from coresift.spaces.scaling import divide, excess_exponent, largest_entry
 from coresift.types import InputError
-
-# Inner products of labelled points with the pool that are held at a time.
-_PRODUCTS = 2**21
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class OuterSpace(KernelSpace):
         squares, offsets = [], []
         # A GPU wants more rows at a time than a cache holds.
         on_gpu = pool.take([0]).is_cuda
-        self._block = 16 * POOL_BLOCK if on_gpu else POOL_BLOCK
+        self._block = 16 * limits.POOL_BLOCK if on_gpu else limits.POOL_BLOCK
         for block in read(pool, self._block):
             left, right = kernel.sides(block.x)
             cross = left.mT @ right if cross is None else cross + left.mT @ right
@@ -91,10 +88,10 @@ class OuterSpace(KernelSpace):
         self.norms = torch.cat(squares).sqrt()
         self._offset = torch.cat(offsets)
         middle = kernel.scale * _times(_times(cross.mT, kernel.left_metric).mT, kernel.right_metric)
-        self._total = self._offset @ _times(self._offset.sum(0), kernel.offset_metric)
+        self._row_sums = self._offset @ _times(self._offset.sum(0), kernel.offset_metric)
         for block in blocks(pool, self._block):
             left, right = kernel.sides(block.x)
-            self._total[block.start : block.start + len(block)] += ((left @ middle) * right).sum(1)
+            self._row_sums[block.start : block.start + len(block)] += ((left @ middle) * right).sum(1)
 
     def _columns(self, x: Tensor) -> Tensor:
         """(k, N) inner products of the pool with the points ``x`` (k, ...)."""
@@ -104,10 +101,10 @@ class OuterSpace(KernelSpace):
             columns[:, part] = self.kernel.product(block.x, self._offset[part], x).mT
         return columns
 
-    def total(self) -> Tensor:
-        return self._total
+    def row_sums(self) -> Tensor:
+        return self._row_sums
 
-    def coordinates(self, n: int) -> Tensor:
+    def column(self, n: int) -> Tensor:
         return self._columns(self.pool.take([n]))[0]
 
     def gram(self, index: Tensor) -> Tensor:
@@ -117,8 +114,8 @@ class OuterSpace(KernelSpace):
     def anchors(self) -> Iterator[tuple[Tensor, Tensor]]:
         if self.labelled is not None:
             # A column of each at a time: with a large pool, of fewer.
-            for x in torch.split(self.labelled, max(min(ANCHORS, _PRODUCTS // len(self)), 1)):
-                yield self._columns(x), self.kernel.squares(x)
+            for x in torch.split(self.labelled, max(min(limits.ANCHORS, limits.PRODUCTS // len(self)), 1)):
+                yield labelled_elements(self._columns(x)), self.kernel.squares(x)
 
 
 def _times(side: Tensor, metric: Tensor | None) -> Tensor:

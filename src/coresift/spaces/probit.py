@@ -9,11 +9,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from coresift import limits
 from coresift.checks import check_covariance, check_finite
 from coresift.pool import Pool, read
 from coresift.posteriors.probit import ProbitPosterior
 from coresift.progress import progress_bar
-from coresift.spaces.base import ANCHORS, KernelSpace
+from coresift.spaces.base import KernelSpace, labelled_elements
 from coresift.special import normal_cdf_covariance
 
 # Pairs are done in squares of this many points: half a megabyte a temporary, which stays in cache.
@@ -31,7 +32,7 @@ class ProbitFisherSpace(KernelSpace):
     of logistic regression, with Phi for the logistic function. The gradient of the probit likelihood itself
     has no closed form here; a sampled gradient space uses it.
 
-    ``total`` visits all N^2 / 2 pairs once, some 10^7 a second, in memory O(N). The rows are needed again
+    ``row_sums`` visits all N^2 / 2 pairs once, some 10^7 a second, in memory O(N). The rows are needed again
     for each pair and so are kept, in float64, with their N d directions F^T x_n / sqrt(1 + s_nn), S = F F^T.
 
     Parameters
@@ -59,7 +60,7 @@ class ProbitFisherSpace(KernelSpace):
             self._labelled = _Points.of(posterior, posterior.features(labelled).double())
         self.norms = self._points.squared_norms().sqrt()
 
-    def total(self) -> Tensor:
+    def row_sums(self) -> Tensor:
         return self._row_sums
 
     @cached_property
@@ -76,7 +77,7 @@ class ProbitFisherSpace(KernelSpace):
                 advance(1)
         return sums
 
-    def coordinates(self, n: int) -> Tensor:
+    def column(self, n: int) -> Tensor:
         return _inner(self._points[n : n + 1], self._points)[0]
 
     def gram(self, index: Tensor) -> Tensor:
@@ -88,9 +89,9 @@ class ProbitFisherSpace(KernelSpace):
         if self._labelled is None:
             return
         squares = self._labelled.squared_norms()
-        for start in range(0, len(squares), ANCHORS):
-            part = slice(start, start + ANCHORS)
-            yield _inner(self._labelled[part], self._points), squares[part]
+        for start in range(0, len(squares), limits.ANCHORS):
+            part = slice(start, start + limits.ANCHORS)
+            yield labelled_elements(_inner(self._labelled[part], self._points)), squares[part]
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from coresift import limits
 from coresift.checks import as_bytes
-from coresift.limits import LIBRARY_BYTES
 from coresift.pool import Pool, read
 from coresift.types import Chunk, InputError
-
-# Columns of a block in memory: what is computed from one stays in a cache, and the interpreter's share small.
-BLOCK = 262144
-# What each point takes next to its vector: numbers of the vectors' own type, for norms and distances, and
-# bytes of other types.
-_NUMBERS_BESIDE, _BESIDE = 4, 14
-# On a GPU a block is there to bound temporaries only.
-_BLOCK_ON_GPU = 2**22
 
 
 class Columns(ABC):
@@ -82,7 +74,7 @@ class InMemory(Columns):
     def __init__(self, values: Tensor) -> None:
         self.values = values
         self.shape, self.dtype, self.device = (values.shape[0], values.shape[1]), values.dtype, values.device
-        self.block = _BLOCK_ON_GPU if values.is_cuda else BLOCK
+        self.block = limits.BLOCK_OF_COLUMNS_ON_GPU if values.is_cuda else limits.BLOCK_OF_COLUMNS
 
     @classmethod
     def empty(cls, rows: int, size: int, dtype: torch.dtype, device: torch.device) -> InMemory:
@@ -181,8 +173,8 @@ def map_pool(
         values = vectors(chunk)
         kind, device = dtype or values.dtype, values.device
         if columns is None:
-            width = (len(values) + _NUMBERS_BESIDE) * kind.itemsize
-            needed = (width + _BESIDE) * len(pool) + LIBRARY_BYTES
+            width = (len(values) + limits.NUMBERS_PER_POINT) * kind.itemsize
+            needed = (width + limits.BYTES_PER_POINT) * len(pool) + limits.LIBRARY_BYTES
             if memory is None or needed <= memory or device.type != "cpu":
                 columns = InMemory.empty(len(values), len(pool), kind, device)
             else:
@@ -212,7 +204,7 @@ def _announce(columns: OnDisk) -> None:
 
 def _read_rate() -> float:
     """Bytes a second at which a file in the operating system's memory is scanned."""
-    trial = OnDisk(8, 2**20, torch.float32, BLOCK)
+    trial = OnDisk(8, 2**20, torch.float32, limits.BLOCK_OF_COLUMNS)
     for part in trial.parts():
         trial.part(part).fill_(1.0)
     start, element = time.perf_counter(), torch.ones(8)
@@ -233,7 +225,7 @@ def new_like(like: Columns, rows: int, dtype: torch.dtype) -> Columns:
 def _block_on_disk(width: int, memory: int) -> int:
     """Columns of ``width`` bytes that fill a small share of the memory."""
     page = max(mmap.ALLOCATIONGRANULARITY // 4, 1024)  # in numbers of four bytes
-    return min(max(memory // 32 // width // page, 1) * page, BLOCK)
+    return min(max(memory // 32 // width // page, 1) * page, limits.BLOCK_OF_COLUMNS)
 
 
 def take(table: Tensor, index: Tensor) -> Tensor:

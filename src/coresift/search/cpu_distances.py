@@ -1,0 +1,428 @@
+"""Every point's distance to its nearest centre: one scan for each new centre, two numbers a point."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coresift import limits
+from coresift.search.base import CentreDistances
+from coresift.spaces.base import SAME, Space
+from coresift.spaces.storage import new_like, take, where
+from coresift.spaces.vectors import VectorSpace
+from coresift.types import Index
+
+_ROUNDING = torch.finfo(torch.float32).eps
+# The least squared distance, in units: smaller ones lose digits in float32, and a scan would not even see that a
+# point is close to itself.
+_LEAST = torch.finfo(torch.float32).tiny / _ROUNDING
+
+
+class PlainDistances(CentreDistances):
+    """Distances from the inner products of any space, all in float64 and in memory."""
+
+    def __init__(
+        self, space: Space, open: Tensor, pending: Index, budget: int, exact: bool = False
+    ) -> None:
+        self.space, self._open = space, open.to(space.norms.device)
+        self._nearest = torch.full_like(space.norms, torch.inf)
+        self._owner = torch.zeros_like(space.norms, dtype=torch.long)
+        self._sums = space.norms.new_zeros(0)
+        for elements, squares in space.anchors():
+            self._add(elements, squares)
+        for n in pending.tolist():
+            self.add(torch.tensor(n))
+        if len(self._sums) == 0:
+            self._add(torch.zeros_like(space.total())[None], space.norms.new_zeros(1))
+
+    @property
+    def sums(self) -> Tensor:
+        return self._sums
+
+    def largest_cluster(self) -> Tensor:
+        return self._sums.argmax()
+
+    def add(self, n: Tensor) -> None:
+        if int(n) >= 0:
+            self._add(self.space.vector(int(n))[None], self.space.norms[n].square()[None])
+
+    def _add(self, elements: Tensor, squares: Tensor) -> None:
+        for part, values in self.space.inner(elements):
+            scale = self.space.norms[part] ** 2 + squares.to(values)[:, None]  # (k, n)
+            distances = scale - 2 * values
+            distances = torch.where(distances > SAME * scale, distances, 0.0)
+            closest, number = distances.min(0)
+            closer = closest < self._nearest[part]
+            self._nearest[part] = torch.where(closer, closest, self._nearest[part])
+            self._owner[part] = torch.where(closer, number + len(self._sums), self._owner[part])
+        self._sums = torch.bincount(self._owner, self._nearest, len(self._sums) + len(squares))
+
+    def farthest(self, cluster: Tensor | None = None) -> Tensor:
+        may = self._open if cluster is None else self._open & (self._owner == cluster)
+        distances = torch.where(may, self._nearest, 0.0)
+        n = distances.argmax()
+        return torch.where(distances[n] > 0, n, -1)
+
+    def draw(self, share: float) -> Tensor:
+        weights = torch.where(self._open, self._nearest, 0.0)
+        return torch.tensor(_draw([slice(0, len(weights))], weights.__getitem__, share))
+
+    def radius(self) -> float:
+        return math.sqrt(float(self._nearest.max()))
+
+    def spread(self) -> float:
+        return math.sqrt(max(float(self._sums.sum()), 0.0))
+
+
+@dataclass(frozen=True)
+class _NewCentres:
+    """Some new centres, ready for a scan.
+
+    Attributes
+    ----------
+    direction : (k, J) -2 (c - m), in the vectors' precision.
+    offset : (k,) what is added to the product with it and to |x - m|^2.
+    first : the number of the first.
+    error, largest_error : the bounds for rounded distances from these and from all centres before.
+    """
+
+    direction: Tensor
+    offset: Tensor
+    first: int
+    error: float
+    largest_error: float
+
+    def distances(self, vectors: Tensor, squares: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """(n,) rounded squared distances from the nearest of the new centres. Where there are several, also the
+        number of that centre, and how many centres are as near, as far as can be told.
+        """
+        if len(self.direction) == 1:
+            products = torch.addmv(squares, vectors.mT, self.direction[0])
+            return products.add_(float(self.offset)), None, None
+        distances = torch.addmm(self.offset[:, None], self.direction, vectors)
+        closest, number = distances.min(0)
+        rivals = (distances <= closest + 2 * self.error).sum(0)
+        return closest.add_(squares), number, rivals
+
+
+class VectorDistances(CentreDistances):
+    """Distances of stored vectors, with as little work in float64 as decisions need.
+
+    With a centre c, and m the mean of the pool, a scan computes
+
+        |x - c|^2 = |x - m|^2 + |c - m|^2 - 2 <x, c - m> + 2 <m, c - m>
+
+    where only <x, c - m> is computed in the vectors' own precision. So the error has a bound that is small in a
+    narrow cone too, where all vectors are nearly parallel and c - m is short. In a wide one, m is zero.
+
+    The rounded distances are kept in float32, with one bound for all distances to a centre. Whatever a bound leaves
+    open is decided by distances in float64, rounded to float32: whether a point is closer to a new centre, which
+    point of a cluster is farthest, and which sum is largest, for which a whole cluster may be computed again. So
+    all decisions are as if each distance were computed in float64.
+
+    Parameters
+    ----------
+    exact : compute each distance in float64 as soon as it changes.
+
+    Attributes
+    ----------
+    unit : what distances are measured in.
+    computed : how many distances were computed in float64.
+    """
+
+    def __init__(
+        self, space: VectorSpace, open: Tensor, pending: Index, budget: int, exact: bool = False
+    ) -> None:
+        self.space, self.unit, self._exact, self.computed = space, space.unit, exact, 0
+        self._open, self._all_open = open.to(space.device), bool(open.all())
+        on_gpu = space.device.type == "cuda"
+        working_set = limits.DISTANCE_WORKING_SET_ON_GPU if on_gpu else limits.DISTANCE_WORKING_SET
+        self._working_set = max(working_set, space.columns.shape[0])
+        # Always the same memory: new memory is slow to touch.
+        self._fine = torch.empty(self._working_set, dtype=torch.float64, device=space.device)
+        self._nearest = new_like(space.columns, 1, torch.float32)
+        self._owner = new_like(space.columns, 1, torch.int32)
+        for part in space.columns.parts():
+            self._nearest.part(part).fill_(torch.inf)
+            self._owner.part(part).fill_(-1)
+        # Of each centre: its vector, the squared distance at which a point is the same, the bound on the error
+        # of rounded distances to it; and the number of points in its cluster.
+        self._centres = torch.empty(space.columns.shape[0], 0, dtype=torch.float64, device=space.device)
+        self._same = self._centres.new_zeros(0)
+        self._errors, self._sums, self._counts = (torch.zeros(0, dtype=torch.float64) for _ in range(3))
+        self._measure()
+        for elements, _ in space.anchors():
+            self.add_elements(elements)
+        for n in pending.tolist():
+            self.add(torch.tensor(n))
+        if len(self._sums) == 0:
+            self._start_at_origin()
+
+    def _measure(self) -> None:
+        """Choose what distances are measured from: |x - m|^2 for the mean, or |x|^2."""
+        space = self.space
+        self._mean, self._squares = torch.zeros_like(space.total()), space.sizes
+        self._largest_square = (space.largest / self.unit) ** 2
+        if float(space.total().norm()) <= limits.NARROW_CONE * space.norm_sum:
+            return
+        self._mean = space.total() / len(space)
+        self._squares = new_like(space.columns, 2, space.columns.dtype)
+        self._largest_square = 0.0
+        for part in space.columns.parts():
+            vectors, squares = space.columns.part(part), self._squares.part(part)[1]
+            for here in self._tiles(vectors.shape[1], len(vectors)):
+                squares[here] = self._differences(vectors[:, here], self._mean[:, None]) / self.unit**2
+            self._largest_square = max(self._largest_square, float(squares.max()))
+
+    def _start_at_origin(self) -> None:
+        """The first centre where there is no other: the squared norms are known."""
+        if self._exact:
+            self.add_elements(torch.zeros_like(self._mean)[None])
+            return
+        self._extend(torch.zeros_like(self._mean)[None], torch.tensor([8 * _ROUNDING], dtype=torch.float64))
+        for part in self._nearest.parts():
+            nearest = self._nearest.part(part)[0].copy_(self.space.sizes.part(part)[1])
+            self._owner.part(part).zero_()
+            self._sums[0] += float(nearest.sum(dtype=torch.float64))
+        self._counts[0] = len(self.space)
+
+    def add(self, n: Tensor) -> None:
+        if int(n) >= 0:
+            self.add_elements(self.space.columns_at(n.reshape(1)).mT)
+
+    def add_elements(self, elements: Tensor) -> None:
+        """Make elements (k, J) of the space centres."""
+        moved = elements - self._mean
+        squares = moved.square().sum(1) / self.unit**2
+        # Rounding of the product; of the rest; and what counts as no distance.
+        errors = self.space.resolution * squares.sqrt() * (self.space.largest / self.unit)
+        errors += 16 * _ROUNDING * (squares + self._largest_square)
+        errors += 2 * SAME * elements.square().sum(1) / self.unit**2 + _LEAST
+        first = len(self._sums)
+        self._extend(elements, torch.zeros(len(errors)) if self._exact else errors)
+        direction, size = self.space.direction(moved)
+        direction = direction * (-2 * size / self.unit**2).to(direction)
+        offset = squares + 2 * (moved @ self._mean) / self.unit**2
+        block = _NewCentres(direction, offset.to(direction), first, float(errors.max()), self._largest_error())
+        for part in self.space.columns.parts():
+            arrays = self.space.columns.part(part), self._squares.part(part)[1]
+            nearest, owner = self._nearest.part(part)[0], self._owner.part(part)[0]
+            for here in self._tiles(len(nearest), len(elements)):
+                vectors, squares = (array[..., here] for array in arrays)
+                self._visit(block, vectors, squares, nearest[here], owner[here])
+
+    def _extend(self, elements: Tensor, errors: Tensor) -> None:
+        """Make room for new centres."""
+        self._centres = torch.cat([self._centres, elements.mT.to(self._centres)], 1)
+        same = (2 * SAME * elements.square().sum(1)).clamp_min(_LEAST * self.unit**2)
+        self._same = torch.cat([self._same, same.to(self._same)])
+        self._errors = torch.cat([self._errors, errors.cpu().double()])
+        empty = torch.zeros(len(elements), dtype=torch.float64)
+        self._sums, self._counts = torch.cat([self._sums, empty]), torch.cat([self._counts, empty])
+
+    def _largest_error(self) -> float:
+        """The bound for all rounded distances."""
+        return float(torch.where(self._counts > 0, self._errors, 0.0).max()) if len(self._errors) else 0.0
+
+    def _tiles(self, size: int, width: int) -> Iterator[slice]:
+        """Slices of ``size`` columns of ``width`` numbers that the working set has room for."""
+        step = max(self._working_set // width, 1)
+        return (slice(start, min(start + step, size)) for start in range(0, size, step))
+
+    def _visit(
+        self, new: _NewCentres, vectors: Tensor, squares: Tensor, nearest: Tensor, owner: Tensor
+    ) -> None:
+        """Give some points (n,) to the new centres where these are closer."""
+        rounded, number, rivals = new.distances(vectors, squares)
+        margin = new.error + new.largest_error
+        gain = rounded - nearest
+        index = where(gain, operator.lt, margin)
+        if len(index) == 0:
+            return
+        clear = gain[index] < -margin
+        if rivals is not None:
+            clear &= rivals[index] == 1
+        unclear = index[~clear]
+        index = index[clear]
+        number = None if number is None else number[index]
+        if self._exact:
+            distances = self._between(vectors, index, new.first if number is None else new.first + number)
+        else:
+            distances = rounded[index].clamp_(min=0).float()
+        self._move(nearest, owner, index, distances, new.first if number is None else new.first + number)
+        if len(unclear):
+            self._decide(new, vectors, nearest, owner, unclear)
+
+    def _decide(
+        self, new: _NewCentres, vectors: Tensor, nearest: Tensor, owner: Tensor, index: Tensor
+    ) -> None:
+        """Give points (c,) of some vectors to the new centres where these are closer, by exact distances."""
+        columns = take(vectors, index) if limits.GATHER_LIMIT * len(index) < vectors.shape[1] else None
+        here = index
+        if columns is None:
+            columns, here = vectors, torch.arange(vectors.shape[1], device=vectors.device)
+        best = self._between(columns, None, new.first)
+        number = torch.zeros_like(here)
+        for other in range(1, len(new.direction)):
+            distances = self._between(columns, None, new.first + other)
+            number = torch.where(distances < best, other, number)
+            best = torch.minimum(distances, best)
+        before = nearest[here]
+        if not self._exact and len(self._counts) > len(new.direction):
+            before = self._between(columns, None, owner[here].long())
+        closer = best < before
+        if len(here) > len(index):
+            mask = torch.zeros_like(closer)
+            mask[index] = True
+            closer &= mask
+        self._move(nearest, owner, here[closer], best[closer], new.first + number[closer])
+
+    def _move(
+        self, nearest: Tensor, owner: Tensor, index: Tensor, distances: Tensor, number: Tensor | int
+    ) -> None:
+        """Points (c,) change hands, to the centres ``number``."""
+        size, before = len(self._sums), nearest[index].double()
+        if bool(torch.isfinite(before[:1]).all()):  # not at the very first
+            former = owner[index]
+            self._sums -= torch.bincount(former, before, size).cpu()
+            self._counts -= torch.bincount(former, minlength=size).cpu()
+        nearest.index_copy_(0, index, distances)
+        if isinstance(number, int):
+            owner.index_fill_(0, index, number)
+            self._sums[number] += float(distances.sum(dtype=torch.float64))
+            self._counts[number] += len(index)
+        else:
+            owner.index_copy_(0, index, number.to(owner))
+            self._sums += torch.bincount(number, distances.double(), size).cpu()
+            self._counts += torch.bincount(number, minlength=size).cpu()
+
+    def _between(self, vectors: Tensor, index: Tensor | None, number: Tensor | int) -> Tensor:
+        """(c,) float32 squared distances, computed in float64, of some vectors (J, n) from centres: those of
+        ``number`` (c,), or one.
+        """
+        size = vectors.shape[1] if index is None else len(index)
+        if index is not None and isinstance(number, int) and limits.GATHER_LIMIT * size > vectors.shape[1]:
+            return self._between(vectors, None, number)[index]
+        found = torch.empty(size, dtype=torch.float32, device=vectors.device)
+        self.computed += size
+        for here in self._tiles(size, len(vectors)):
+            some = vectors[:, here] if index is None else take(vectors, index[here])
+            which = number if isinstance(number, int) else number[here]
+            centres = self._centres[:, which]
+            distances = self._differences(some, centres[:, None] if centres.ndim == 1 else centres)
+            found[here] = torch.where(distances > self._same[which], distances / self.unit**2, 0.0)
+        return found
+
+    def _differences(self, vectors: Tensor, centres: Tensor) -> Tensor:
+        """(c,) squared distances of vectors (J, c) from centres (J, c) or (J, 1), in float64."""
+        fine = self._fine[: vectors.numel()].view(vectors.shape).copy_(vectors)
+        return fine.sub_(centres).square_().sum(0)
+
+    @property
+    def sums(self) -> Tensor:
+        self._refine((self._counts * self._errors > 0).nonzero()[:, 0])
+        return self._sums
+
+    def largest_cluster(self) -> Tensor:
+        while True:
+            slack = self._counts * self._errors
+            rivals = (self._sums + slack >= (self._sums - slack).max()).nonzero()[:, 0]
+            unsure = rivals[slack[rivals] > 0]
+            if len(rivals) == 1 or len(unsure) == 0:
+                return rivals[self._sums[rivals].argmax()]
+            self._refine(unsure[self._sums[unsure].argmax()][None])
+
+    def _refine(self, clusters: Tensor) -> None:
+        """Compute all distances in some clusters in float64."""
+        if len(clusters) == 0:
+            return
+        chosen = torch.zeros(len(self._sums), dtype=torch.bool)
+        chosen[clusters] = True
+        self._sums[clusters], chosen = 0.0, chosen.to(self.space.device)
+        for part in self.space.columns.parts():
+            nearest, owner = self._nearest.part(part)[0], self._owner.part(part)[0].long()
+            if len(clusters) == 1:
+                index = where(owner, operator.eq, int(clusters[0]))
+            else:
+                index = chosen[owner].nonzero()[:, 0]
+            number = owner[index]
+            distances = self._between(self.space.columns.part(part), index, number)
+            nearest.index_copy_(0, index, distances)
+            self._sums += torch.bincount(number, distances.double(), len(self._sums)).cpu()
+        self._errors[clusters] = 0.0
+
+    def farthest(self, cluster: Tensor | None = None) -> Tensor:
+        error = self._largest_error() if cluster is None else float(self._errors[int(cluster)])
+        index, distances = self._candidates(cluster, error)
+        if len(index) > limits.NEAR_TIES and error > 0:
+            owners = self._owner.at(index)[0].long().unique().cpu()
+            self._refine(owners[self._errors[owners] > 0])
+            return self.farthest(cluster)
+        if error > 0 and len(index):
+            owners = self._owner.at(index)[0].long()
+            distances = self._between(self.space.columns.at(index), None, owners)
+        if len(index) == 0 or not float(distances.max()) > 0:
+            return torch.tensor(-1)
+        return index[distances == distances.max()].min()
+
+    def _candidates(self, cluster: Tensor | None, error: float) -> tuple[Tensor, Tensor]:
+        """The open points that may be farthest from a centre, or from all, and their rounded distances."""
+        bound, found = -torch.inf, list[tuple[Tensor, Tensor]]()
+        for part in self._nearest.parts():
+            nearest = self._nearest.part(part)[0]
+            if cluster is None:
+                top = float((nearest if self._all_open else nearest * self._open[part]).max())
+                bound = max(bound, top - 2 * error)
+                here = where(nearest, operator.ge, bound)
+            else:
+                here = where(self._owner.part(part)[0], operator.eq, int(cluster))
+            if not self._all_open:
+                here = here[self._open[part][here]]
+            values = nearest[here]
+            if len(here):
+                bound = max(bound, float(values.max()) - 2 * error)
+            kept = values >= bound
+            found.append((here[kept] + part.start, values[kept]))
+        kept_index = [index[values >= bound] for index, values in found]
+        return torch.cat(kept_index), torch.cat([values[values >= bound] for _, values in found])
+
+    def draw(self, share: float) -> Tensor:
+        return torch.tensor(_draw(self._nearest.parts(), self._weights, share))
+
+    def weight(self) -> float:
+        """The sum of the squared distances of open points."""
+        return sum(float(self._weights(part).sum()) for part in self._nearest.parts())
+
+    def _weights(self, part: slice) -> Tensor:
+        """(n,) float64 squared distances, zero for points that are not open."""
+        return self._nearest.part(part)[0].double().mul_(self._open[part])
+
+    def radius(self) -> float:
+        return self.unit * math.sqrt(max(float(self._nearest.part(p).max()) for p in self._nearest.parts()))
+
+    def spread(self) -> float:
+        return self.unit * math.sqrt(max(float(self._sums.sum()), 0.0))
+
+
+def _draw(parts: Iterable[slice], weights: Callable[[slice], Tensor], share: float) -> int:
+    """The point at which the cumulative sum of weights reaches a share of the whole; -1 where all are zero."""
+    sums = [(part, float(weights(part).sum())) for part in parts]
+    left = share * sum(weight for _, weight in sums)
+    chosen = None
+    for part, weight in sums:
+        if weight > 0:
+            chosen = part
+            if left < weight:
+                break
+            left -= weight
+    if chosen is None:
+        return -1
+    values = weights(chosen)
+    # right=True skips points of weight zero, on which the sum stands still.
+    position = int(torch.searchsorted(values.cumsum(0), left, right=True))
+    return int(chosen.start) + (position if position < len(values) else int(values.nonzero()[-1]))
