@@ -50,7 +50,7 @@ NEAR_TIES = 4096  # points within rounding of the best match that are looked at 
 CLOSER_LOOK = 64  # best points of a scan by GIGA's score, which are compared in float64
 DISTANCE_WORKING_SET = 2**19  # numbers that distances hold in float64 at a time: they stay in a cache
 DISTANCE_WORKING_SET_ON_GPU = 2**23
-GATHER_LIMIT = 4  # with more than one point in so many to look at closely, look at all instead of gathering them
+GATHER_LIMIT = 4  # with more than one point in so many to look at closely, look at all of them
 NARROW_CONE = 0.9  # norm of the sum over sum of the norms, above which distances are measured from the mean
 
 # --- scores and selectors

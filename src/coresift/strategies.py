@@ -48,7 +48,6 @@ from coresift.spaces.fisher import fisher_space
 from coresift.spaces.gradient import badge_space, class_probabilities
 from coresift.spaces.likelihood import default_num_samples, likelihood_space
 from coresift.spaces.predictive import Lengths, predictive_space
-from coresift.spaces.vectors import VectorSpace
 from coresift.threads import enough_threads
 from coresift.types import Batch, InputError, make_generator
 
@@ -80,7 +79,6 @@ class Problem:
     num_samples : J, how many posterior samples to draw.
     exact : whether to use closed forms where there are any.
     memory : bytes the process may hold; ``None`` is no limit.
-    half : whether Frank-Wolfe scans float16 copies of the vectors on a GPU.
     """
 
     pool: Pool
@@ -92,7 +90,6 @@ class Problem:
     generator: torch.Generator
     exact: bool = True
     memory: int | None = None
-    half: bool = False
 
     @property
     def posterior(self) -> Posterior:
@@ -130,8 +127,6 @@ class Strategy:
         if isinstance(space, Score) and of_predictions and problem.features is not None:
             # Points are the same where their features are: other points may have the same predictions.
             space = replace(space, pool=problem.features)
-        if problem.half and isinstance(space, VectorSpace):
-            space.half = True
         return self.selector.select(space, budget, pending=pending, exclude=exclude, seed=problem.generator)
 
 
@@ -360,7 +355,6 @@ def select(
     num_samples: int | None = None,
     exact: bool = True,
     memory: int | str | None = None,
-    half: bool = False,
     engine: Literal["ray"] | None = None,
     num_workers: int | None = None,
     seed: int = 0,
@@ -394,9 +388,6 @@ def select(
     exact : ``False`` samples the likelihood space of linear models too, which has a closed form.
     memory : how much the process may hold, such as "2GB" or a number of bytes; the vectors of larger pools
         then go to a temporary file. No limit by default.
-    half : keep float16 copies of the vectors on a GPU, half as much for each Frank-Wolfe scan to read; the
-        batch is the same. Takes half as much GPU memory again, and is slower where all vectors point nearly
-        the same way; without effect elsewhere.
     engine, num_workers : "ray" shares the pool among so many workers of a cluster, one for each CPU by
         default; see docs/cluster.md.
     seed : the same seed gives the same batch.
@@ -421,7 +412,6 @@ def select(
     if num_workers is not None and engine is None:
         raise InputError("num_workers= goes with engine='ray'")
     check_switch(exact, "exact")
-    check_switch(half, "half")
     limit = check_memory(memory, len(source))
     if engine is None:  # else the workers apply a network themselves
         posterior, source, known = at_the_last_layer(posterior, source, known, limit)
@@ -437,7 +427,6 @@ def select(
         generator=make_generator(seed),
         exact=exact,
         memory=limit,
-        half=half,
     )
     if engine == "ray":
         from coresift.search.ray import select_on_ray

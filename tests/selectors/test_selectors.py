@@ -11,6 +11,7 @@ from coresift.pool import ArrayPool, as_pool
 from coresift.posteriors import BayesianLinearRegression, BayesianProbitRegression, ClassSamples
 from coresift.posteriors.softmax import SoftmaxPosterior
 from coresift.scores import Score
+from coresift.search.cpu_distances import VectorDistances
 from coresift.selectors import (
     GIGA,
     LCMD,
@@ -24,6 +25,7 @@ from coresift.selectors import (
     TopB,
     UniformRandom,
 )
+from coresift.selectors.information import factor
 from coresift.spaces import (
     FeatureSpace,
     GramSpace,
@@ -34,7 +36,7 @@ from coresift.spaces import (
     linear_likelihood_space,
     sampled_likelihood_space,
 )
-from coresift.spaces.centres import Centres
+from coresift.spaces.base import selectable
 from coresift.testing import check_selector, check_space
 
 SPARSE = [FrankWolfe(), FrankWolfe(start="zero"), GIGA()]
@@ -272,9 +274,9 @@ def test_many_duplicates_are_cheap():
 def test_duplicates_of_centres_are_not_searched_for(selector, monkeypatch):
     """A model whose features have died maps all points to a few: the rest of the batch costs no scans."""
     scans = []
-    leading, weights = Centres._leading, Centres._weights
-    monkeypatch.setattr(Centres, "_leading", lambda self, centre: scans.append(1) or leading(self, centre))
-    monkeypatch.setattr(Centres, "_weights", lambda self, *rest: scans.append(1) or weights(self, *rest))
+    farthest, draw = VectorDistances.farthest, VectorDistances.draw
+    monkeypatch.setattr(VectorDistances, "farthest", lambda *given: scans.append(1) or farthest(*given))
+    monkeypatch.setattr(VectorDistances, "draw", lambda *given: scans.append(1) or draw(*given))
     vectors = random_vectors(6, 4).repeat(1, 100)
     far = 100 * random_vectors(6, 50)  # labelled points, each the centre of a cluster with no point
     batch = selector.select(VectorSpace(vectors, far), 200)
@@ -337,7 +339,7 @@ def test_feature_space_is_centred_and_keeps_the_contract():
     space = feature_space(None, as_pool(rows), rows[:3])
     check_space(space)
     assert float(space.total().abs().max()) < 1e-9
-    assert space.selectable.all()
+    assert selectable(space).all()
 
 
 def test_ranks_are_those_of_open_points():
@@ -358,8 +360,8 @@ def test_short_vectors_are_not_lost_beside_long_ones():
     """A factor of inner products has them all, over seven orders of magnitude of length."""
     vectors = random_vectors(6, 30) * torch.logspace(-3, 4, 30, dtype=torch.float64)
     index = torch.tensor([0, 3, 6, 9, 12, 28])
-    factor, _ = GramSpace(vectors.mT @ vectors).factor(index)
+    matrix, _ = factor(GramSpace(vectors.mT @ vectors), index)
     lengths = vectors[:, index].norm(dim=0)
-    gram = factor.mT @ factor / lengths / lengths[:, None]
+    gram = matrix.mT @ matrix / lengths / lengths[:, None]
     units = vectors[:, index] / lengths
     torch.testing.assert_close(gram, units.mT @ units, rtol=0, atol=1e-12)

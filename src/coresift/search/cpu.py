@@ -94,7 +94,8 @@ class VectorSearch(CosineSearch):
             candidates = self._leading(torch.stack([direction, beside]))
             return self._decide(candidates, direction, beside)
         candidates, top = self._near(direction, masked=False)
-        # A closed point has a cosine of zero here: it can hide open ones, all of whose cosines are below that.
+        # A closed point has a cosine of zero here: it can hide open ones, all of whose cosines are below
+        # that.
         if not top > 2 * self.space.resolution:
             candidates, top = self._near(direction, masked=True)
         return self._decide(candidates, direction)
@@ -142,9 +143,7 @@ class VectorSearch(CosineSearch):
             found.append((index + part.start, scores[index]))
         return torch.cat([index[scores >= lowest] for index, scores in found])
 
-    def _decide(
-        self, index: Tensor, direction: Tensor, beside: Tensor | None = None
-    ) -> tuple[float, int]:
+    def _decide(self, index: Tensor, direction: Tensor, beside: Tensor | None = None) -> tuple[float, int]:
         """The best of some points in float64; of equals the first."""
         highest, winner = -torch.inf, -1
         for some in torch.split(index, limits.NEAR_TIES):

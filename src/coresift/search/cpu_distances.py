@@ -18,17 +18,15 @@ from coresift.spaces.vectors import VectorSpace
 from coresift.types import Index
 
 _ROUNDING = torch.finfo(torch.float32).eps
-# The least squared distance, in units: smaller ones lose digits in float32, and a scan would not even see that a
-# point is close to itself.
+# The least squared distance, in units: smaller ones lose digits in float32, and a scan would not even see
+# that a point is close to itself.
 _LEAST = torch.finfo(torch.float32).tiny / _ROUNDING
 
 
 class PlainDistances(CentreDistances):
     """Distances from the inner products of any space, all in float64 and in memory."""
 
-    def __init__(
-        self, space: Space, open: Tensor, pending: Index, budget: int, exact: bool = False
-    ) -> None:
+    def __init__(self, space: Space, open: Tensor, pending: Index, budget: int, exact: bool = False) -> None:
         self.space, self._open = space, open.to(space.norms.device)
         self._nearest = torch.full_like(space.norms, torch.inf)
         self._owner = torch.zeros_like(space.norms, dtype=torch.long)
@@ -98,8 +96,8 @@ class _NewCentres:
     largest_error: float
 
     def distances(self, vectors: Tensor, squares: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """(n,) rounded squared distances from the nearest of the new centres. Where there are several, also the
-        number of that centre, and how many centres are as near, as far as can be told.
+        """(n,) rounded squared distances from the nearest of the new centres. Where there are several, also
+        the number of that centre, and how many centres are as near, as far as can be told.
         """
         if len(self.direction) == 1:
             products = torch.addmv(squares, vectors.mT, self.direction[0])
@@ -117,17 +115,18 @@ class VectorDistances(CentreDistances):
 
         |x - c|^2 = |x - m|^2 + |c - m|^2 - 2 <x, c - m> + 2 <m, c - m>
 
-    where only <x, c - m> is computed in the vectors' own precision. So the error has a bound that is small in a
-    narrow cone too, where all vectors are nearly parallel and c - m is short. In a wide one, m is zero.
+    where only <x, c - m> is computed in the vectors' own precision. So the error has a bound that is small in
+    a narrow cone too, where all vectors are nearly parallel and c - m is short. In a wide one, m is zero.
 
-    The rounded distances are kept in float32, with one bound for all distances to a centre. Whatever a bound leaves
-    open is decided by distances in float64, rounded to float32: whether a point is closer to a new centre, which
-    point of a cluster is farthest, and which sum is largest, for which a whole cluster may be computed again. So
-    all decisions are as if each distance were computed in float64.
+    The rounded distances are kept in float32, with one bound for all distances to a centre. Whatever a bound
+    leaves open is decided by distances in float64, rounded to float32: whether a point is closer to a new
+    centre, which point of a cluster is farthest, and which sum is largest, for which a whole cluster may be
+    computed again. So all decisions are as if each distance were computed in float64.
 
     Parameters
     ----------
     exact : compute each distance in float64 as soon as it changes.
+    elements : (k, J) further first centres, which need not be points of the pool.
 
     Attributes
     ----------
@@ -136,7 +135,13 @@ class VectorDistances(CentreDistances):
     """
 
     def __init__(
-        self, space: VectorSpace, open: Tensor, pending: Index, budget: int, exact: bool = False
+        self,
+        space: VectorSpace,
+        open: Tensor,
+        pending: Index,
+        budget: int,
+        exact: bool = False,
+        elements: Tensor | None = None,
     ) -> None:
         self.space, self.unit, self._exact, self.computed = space, space.unit, exact, 0
         self._open, self._all_open = open.to(space.device), bool(open.all())
@@ -150,16 +155,18 @@ class VectorDistances(CentreDistances):
         for part in space.columns.parts():
             self._nearest.part(part).fill_(torch.inf)
             self._owner.part(part).fill_(-1)
-        # Of each centre: its vector, the squared distance at which a point is the same, the bound on the error
-        # of rounded distances to it; and the number of points in its cluster.
+        # Of each centre: its vector, the squared distance at which a point is the same, the bound on the
+        # error of rounded distances to it; and the number of points in its cluster.
         self._centres = torch.empty(space.columns.shape[0], 0, dtype=torch.float64, device=space.device)
         self._same = self._centres.new_zeros(0)
         self._errors, self._sums, self._counts = (torch.zeros(0, dtype=torch.float64) for _ in range(3))
         self._measure()
-        for elements, _ in space.anchors():
-            self.add_elements(elements)
+        for labelled, _ in space.anchors():
+            self.add_elements(labelled)
         for n in pending.tolist():
             self.add(torch.tensor(n))
+        for element in [] if elements is None else elements:
+            self.add_elements(element[None])
         if len(self._sums) == 0:
             self._start_at_origin()
 
@@ -208,7 +215,9 @@ class VectorDistances(CentreDistances):
         direction, size = self.space.direction(moved)
         direction = direction * (-2 * size / self.unit**2).to(direction)
         offset = squares + 2 * (moved @ self._mean) / self.unit**2
-        block = _NewCentres(direction, offset.to(direction), first, float(errors.max()), self._largest_error())
+        block = _NewCentres(
+            direction, offset.to(direction), first, float(errors.max()), self._largest_error()
+        )
         for part in self.space.columns.parts():
             arrays = self.space.columns.part(part), self._squares.part(part)[1]
             nearest, owner = self._nearest.part(part)[0], self._owner.part(part)[0]
@@ -253,7 +262,7 @@ class VectorDistances(CentreDistances):
         if self._exact:
             distances = self._between(vectors, index, new.first if number is None else new.first + number)
         else:
-            distances = rounded[index].clamp_(min=0).float()
+            distances = rounded[index].float()
         self._move(nearest, owner, index, distances, new.first if number is None else new.first + number)
         if len(unclear):
             self._decide(new, vectors, nearest, owner, unclear)
@@ -357,39 +366,55 @@ class VectorDistances(CentreDistances):
         self._errors[clusters] = 0.0
 
     def farthest(self, cluster: Tensor | None = None) -> Tensor:
-        error = self._largest_error() if cluster is None else float(self._errors[int(cluster)])
-        index, distances = self._candidates(cluster, error)
-        if len(index) > limits.NEAR_TIES and error > 0:
-            owners = self._owner.at(index)[0].long().unique().cpu()
-            self._refine(owners[self._errors[owners] > 0])
-            return self.farthest(cluster)
-        if error > 0 and len(index):
-            owners = self._owner.at(index)[0].long()
-            distances = self._between(self.space.columns.at(index), None, owners)
+        may = None if self._all_open else self._open
+        index, distances = self._farthest(None if cluster is None else int(cluster), may)
         if len(index) == 0 or not float(distances.max()) > 0:
             return torch.tensor(-1)
         return index[distances == distances.max()].min()
 
-    def _candidates(self, cluster: Tensor | None, error: float) -> tuple[Tensor, Tensor]:
-        """The open points that may be farthest from a centre, or from all, and their rounded distances."""
+    def radius(self) -> float:
+        return self.unit * math.sqrt(float(self._farthest(None, None)[1].max()))
+
+    def _farthest(self, cluster: int | None, may: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Points of a mask (N,), the farthest from their centres among them, and distances in float64."""
+        error = self._largest_error() if cluster is None else float(self._errors[cluster])
+        index, distances = self._candidates(cluster, may, 2 * error)
+        if error == 0 or len(index) == 0:
+            return index, distances
+        owners = self._owner.at(index)[0].long()
+        if len(index) <= limits.NEAR_TIES:
+            return index, self._between(self.space.columns.at(index), None, owners)
+        here = torch.bincount(owners, minlength=len(self._sums)).cpu() > 0
+        self._refine((here & (self._errors > 0)).nonzero()[:, 0])
+        return self._farthest(cluster, may)
+
+    def _candidates(self, cluster: int | None, may: Tensor | None, margin: float) -> tuple[Tensor, Tensor]:
+        """Points within a margin of the largest rounded distance from one centre, or from all."""
         bound, found = -torch.inf, list[tuple[Tensor, Tensor]]()
         for part in self._nearest.parts():
             nearest = self._nearest.part(part)[0]
-            if cluster is None:
-                top = float((nearest if self._all_open else nearest * self._open[part]).max())
-                bound = max(bound, top - 2 * error)
-                here = where(nearest, operator.ge, bound)
+            if cluster is not None:
+                here = where(self._owner.part(part)[0], operator.eq, cluster)
+                here = here if may is None else here[may[part][here]]
+                values = nearest[here]
             else:
-                here = where(self._owner.part(part)[0], operator.eq, int(cluster))
-            if not self._all_open:
-                here = here[self._open[part][here]]
-            values = nearest[here]
-            if len(here):
-                bound = max(bound, float(values.max()) - 2 * error)
-            kept = values >= bound
-            found.append((here[kept] + part.start, values[kept]))
-        kept_index = [index[values >= bound] for index, values in found]
-        return torch.cat(kept_index), torch.cat([values[values >= bound] for _, values in found])
+                values = nearest if may is None else nearest.masked_fill(~may[part], -torch.inf)
+                here = None
+            if len(values) == 0:
+                continue
+            bound = max(bound, float(values.max()) - margin)
+            kept = where(values, operator.ge, bound)
+            if bound > -torch.inf:
+                found.append(((kept if here is None else here[kept]) + part.start, values[kept]))
+        index = [index[values >= bound] for index, values in found]
+        distances = [values[values >= bound] for _, values in found]
+        if not found:
+            return torch.empty(0, dtype=torch.long), torch.empty(0)
+        return torch.cat(index), torch.cat(distances)
+
+    def distance_at(self, n: int) -> float:
+        """The squared distance of a point to its centre."""
+        return float(self._nearest.at(torch.tensor([n]))) * self.unit**2
 
     def draw(self, share: float) -> Tensor:
         return torch.tensor(_draw(self._nearest.parts(), self._weights, share))
@@ -402,15 +427,12 @@ class VectorDistances(CentreDistances):
         """(n,) float64 squared distances, zero for points that are not open."""
         return self._nearest.part(part)[0].double().mul_(self._open[part])
 
-    def radius(self) -> float:
-        return self.unit * math.sqrt(max(float(self._nearest.part(p).max()) for p in self._nearest.parts()))
-
     def spread(self) -> float:
         return self.unit * math.sqrt(max(float(self._sums.sum()), 0.0))
 
 
 def _draw(parts: Iterable[slice], weights: Callable[[slice], Tensor], share: float) -> int:
-    """The point at which the cumulative sum of weights reaches a share of the whole; -1 where all are zero."""
+    """The point where the cumulative sum of weights reaches a share of the whole; -1 where all are zero."""
     sums = [(part, float(weights(part).sum())) for part in parts]
     left = share * sum(weight for _, weight in sums)
     chosen = None

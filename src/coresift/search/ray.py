@@ -1,7 +1,7 @@
 """A pool in shards: each lies with an actor of a Ray cluster, as vectors that never leave it.
 
 The driver runs the selectors as they are, on a space that asks the shards. What travels in a step is a
-direction or a centre of J numbers to each shard, and from each a few leading points or its clusters' sums.
+direction or a centre of J numbers to each shard, and from each its best point or its clusters' sums.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import os
 import pickle
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -29,11 +28,13 @@ from coresift.limits import POOL_BLOCK
 from coresift.pool import Part
 from coresift.pool.dataset import import_ray
 from coresift.posteriors.network import at_the_last_layer
+from coresift.search.base import CentreDistances, CosineSearch, centre_distances, cosine_search
+from coresift.search.cpu import TIED, VectorSearch
+from coresift.search.cpu_distances import VectorDistances
 from coresift.selectors.distance import LCMD, KCenter, KMeansPlusPlus
 from coresift.selectors.frank_wolfe import FrankWolfe
-from coresift.spaces.centres import Centres, VectorCentres
-from coresift.spaces.leaders import Leaders, Scan
-from coresift.spaces.vectors import ColumnSpace, Scanner, VectorSpace
+from coresift.spaces.base import norm_sum, selectable
+from coresift.spaces.vectors import ColumnSpace, VectorSpace
 from coresift.types import Batch, Floats, Index, InputError
 
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ _ATTEMPTS = 4
 _QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 # Points asked for together that are kept: those chosen come back again and again, long lists do not.
 _FEW = 64
-# Leading points of a scan, of all shards together and of one: two shards or more send at least so many.
-_MOST_LEADERS, _LEAST_LEADERS = 1024, 64
 
 Bits: TypeAlias = npt.NDArray[np.uint8]
 
@@ -149,7 +148,7 @@ class Summary:
     """
 
     total: Floats
-    norm_total: float
+    norm_sum: float
     selectable: Bits
     blocks: list[int]
     resolution: float
@@ -217,8 +216,8 @@ class Shard:
         space = self.space
         return Summary(
             space.total().numpy(),
-            space.norm_total(),
-            np.packbits(space.selectable.numpy()),
+            norm_sum(space),
+            np.packbits(selectable(space).numpy()),
             [part.stop - part.start for part in space.columns.parts()],
             space.resolution,
             space.additive,
@@ -251,81 +250,53 @@ class Shard:
         values: Floats = (direction @ columns.part(part)).cpu().double().mul_(length).numpy()
         return values
 
-    def start_scan(self, allowed: Bits) -> None:
+    def start_search(self, open: Bits) -> None:
         """Get ready to search among the points of a mask."""
-        self._scanner = Scanner(self.space, _mask(allowed, len(self.space)))
+        self._search = VectorSearch(self.space, _mask(open, len(self.space)))
 
-    def leading(
-        self, direction: Floats, many: bool, masked: bool, most: int, closed: Index
-    ) -> tuple[Index, npt.NDArray[Any], float]:
-        """Leaders that may be chosen, their vectors, and a bound on the cosines of all others.
+    def best(
+        self, element: Floats, beside: Floats | None, changed: Index, open: npt.NDArray[np.bool_]
+    ) -> tuple[float, int, npt.NDArray[Any]]:
+        """What `VectorSearch.best` finds, with its vector. First, some points are opened or closed."""
+        self._search.close(_tensor(changed[~open]))
+        self._search.reopen(_tensor(changed[open]))
+        cosine, n = self._search.best(_tensor(element), None if beside is None else _tensor(beside))
+        return cosine, n, self.columns(np.array([n][: n >= 0], np.int64))
 
-        If they are to be ``many``, about ``most``; else those too near to the winner to tell by rounded
-        numbers. First, points are ``closed``.
-        """
-        scanner, nothing = self._scanner, np.empty(0, np.int64)
-        scanner.allowed[_tensor(closed)] = False
-        if scanner._scale is not None:
-            scanner._scale[_tensor(closed)] = 0.0
-        if not bool(scanner.allowed.any()):
-            return nothing, self.columns(nothing), -np.inf
-        wanted = _tensor(direction)
-        found = (scanner._many if many else scanner._near)(wanted, masked)
-        leaders = scanner._exact(*found)
-        if leaders is None:
-            return nothing, self.columns(nothing), found[1]
-        if many:
-            leaders, _ = _foremost(wanted, leaders, leaders.units, most)
-        return leaders.index.numpy(), self.columns(leaders.index.numpy()), leaders.bound
-
-    def start_centres(self, allowed: Bits, places: Floats, squares: Floats, pending: int) -> Floats:
+    def start_distances(self, open: Bits, centres: Floats, pending: int) -> Floats:
         """Distances to centres (k, J), ``pending`` of them there from the start; the sums of all clusters."""
-        self._centres = _ShardCentres(
-            self.space, _mask(allowed, len(self.space)), _tensor(places[:pending]), _tensor(squares[:pending])
-        )
-        for place, square in zip(places[pending:], squares[pending:], strict=True):
-            self.add(place, square, False)
-        sums: Floats = (self._centres.sums * self._centres.unit**2).numpy()
+        mask, nothing, elements = _mask(open, len(self.space)), np.empty(0, np.int64), _tensor(centres)
+        self._distances = VectorDistances(self.space, mask, nothing, 0, True, elements[:pending])
+        for element in elements[pending:]:
+            self._distances.add_elements(element[None])
+        return self._sums()
+
+    def add(self, centre: Floats, weigh: bool) -> tuple[Floats, float | None]:
+        """Add a centre (J,); the sums of all clusters, and the `weight`."""
+        self._distances.add_elements(_tensor(centre)[None])
+        return self._sums(), self.weight() if weigh else None
+
+    def _sums(self) -> Floats:
+        sums: Floats = (self._distances.sums * self._distances.unit**2).numpy()
         return sums
 
-    def add(self, place: Floats, square: float, weigh: bool) -> tuple[Floats, float | None]:
-        """Make a place (J,) with its squared norm a centre; the sums of all clusters, and the `weight`."""
-        self._centres._add(_tensor(place)[None], torch.tensor([square], dtype=torch.float64))
-        return (self._centres.sums * self._centres.unit**2).numpy(), self.weight() if weigh else None
-
-    def farthest(self, centre: int | None) -> tuple[float, int, npt.NDArray[Any]] | None:
-        """Squared distance, position and vector of what `Centres.farthest` finds."""
-        n = self._centres.farthest(centre)
-        if n is None:
-            return None
-        distance = float(self._centres.nearest.at(torch.tensor([n]))) * self._centres.unit**2
-        return distance, n, self.columns(np.array([n]))
+    def farthest(self, cluster: int | None) -> tuple[float, int, npt.NDArray[Any]] | None:
+        """Squared distance, index and vector of what `CentreDistances.farthest` finds."""
+        n = int(self._distances.farthest(None if cluster is None else torch.tensor(cluster)))
+        return None if n < 0 else (self._distances.distance_at(n), n, self.columns(np.array([n])))
 
     def weight(self) -> float:
         """The sum of the squared distances of points that may be chosen."""
-        total = sum(float(values.sum()) for _, values in self._centres._weights())
-        return total * self._centres.unit**2
+        return self._distances.weight() * self._distances.unit**2
 
-    def draw(self, share: float) -> tuple[int, npt.NDArray[Any]] | None:
-        """Position and vector of what `Centres.draw` finds."""
-        n = self._centres.draw(share)
-        return None if n is None else (n, self.columns(np.array([n])))
+    def draw(self, share: float) -> tuple[int, npt.NDArray[Any]]:
+        """Index and vector of what `CentreDistances.draw` finds."""
+        n = int(self._distances.draw(share))
+        return n, self.columns(np.array([n]))
 
     def radius(self) -> float:
         """The largest distance of any point to its nearest centre."""
-        return self._centres.radius()
-
-
-class _ShardCentres(VectorCentres):
-    """Centres that may lie in other shards: those pending are given by their places (k, J)."""
-
-    def __init__(self, space: VectorSpace, allowed: Tensor, places: Tensor, squares: Tensor) -> None:
-        self._pending = places, squares
-        super().__init__(space, allowed, np.arange(len(places)))
-
-    def add(self, n: int) -> None:
-        places, squares = self._pending
-        self._add(places[n : n + 1], squares[n : n + 1])
+        return self._distances.radius()
 
 
 class Shards:
@@ -478,58 +449,40 @@ class RaySpace(ColumnSpace):
             shards.scale = unit = first.scale, first.largest
             each = shards.ask("rescale", lambda _: unit)
         self._total = sum((_tensor(one.total) for one in each[1:]), _tensor(each[0].total))
-        self._norm_total = sum(one.norm_total for one in each)
+        self.norm_sum = sum(one.norm_sum for one in each)
         self._selectable = [one.selectable for one in each]
         self._blocks = [one.blocks for one in each]
         self.resolution, self.additive = each[0].resolution, each[0].additive
         generator.set_state(_tensor(each[0].state))
-        # Vectors of points asked for, in that order; and of the latest leaders: positions in ascending order,
-        # and (J, k).
-        self.kept: dict[int, Floats] = {}
-        self._latest: deque[tuple[Index, Floats]] = deque(maxlen=8)
+        # Vectors of points that were found or asked for.
+        self._kept: dict[int, Floats] = {}
 
     def __len__(self) -> int:
         return int(self.shards.starts[-1])
 
-    @property
     def selectable(self) -> Tensor:
+        """(N,) bool, the points of norm above zero."""
         sizes = np.diff(self.shards.starts).tolist()
         return torch.cat([_mask(bits, size) for bits, size in zip(self._selectable, sizes, strict=True)])
 
     def total(self) -> Tensor:
         return self._total
 
-    def norm_total(self) -> float:
-        return self._norm_total
-
-    def remember(self, index: Index, columns: npt.NDArray[Any]) -> None:
-        """Keep vectors (J, k) that came along: some of the points will be asked for."""
-        if len(index):
-            order = np.argsort(index)
-            self._latest.append((index[order], columns[:, order].astype(np.float64)))
+    def remember(self, n: int, column: npt.NDArray[Any]) -> None:
+        """Keep a vector (J, 1) that came along with an answer: it will be asked for."""
+        self._kept[n] = column[:, 0].astype(np.float64)
 
     def columns_at(self, index: Tensor) -> Tensor:
         wanted: Index = index.numpy()
         found = np.empty((len(self._total), len(wanted)))
-        left = np.ones(len(wanted), dtype=bool)
-        if len(wanted) <= _FEW or len(wanted) <= 4 * len(self.kept):
-            for place, n in enumerate(wanted.tolist()):
-                if n in self.kept:
-                    found[:, place], left[place] = self.kept[n], False
-        for known, columns in reversed(self._latest):
-            if not left.any():
-                break
-            where = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-            here = left & (known[where] == wanted)
-            found[:, here] = columns[:, where[here]]
-            left &= ~here
-        if left.any():
-            places = left.nonzero()[0]
-            for number, (own, local) in enumerate(self.shards.split(wanted[places])):
-                if len(local):
-                    found[:, places[own]] = self.shards.ask_one(number, "columns", local)
+        missing = np.array([n not in self._kept for n in wanted.tolist()], dtype=bool)
+        for number, (own, local) in enumerate(self.shards.split(wanted[missing])):
+            if len(local):
+                found[:, missing.nonzero()[0][own]] = self.shards.ask_one(number, "columns", local)
+        for position in (~missing).nonzero()[0].tolist():
+            found[:, position] = self._kept[int(wanted[position])]
         if len(wanted) <= _FEW:
-            self.kept.update({n: found[:, place].copy() for place, n in enumerate(wanted.tolist())})
+            self._kept.update({n: found[:, position].copy() for position, n in enumerate(wanted.tolist())})
         return torch.from_numpy(found)
 
     def inner(self, element: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -540,177 +493,146 @@ class RaySpace(ColumnSpace):
                 yield slice(start, start + size), _tensor(values)
                 start += size
 
-    def scan(self, allowed: Tensor, once: bool = False) -> Scan:
-        return Scan(_RayScanner(self, allowed), allowed)
 
-    def centres(self, allowed: Tensor, pending: Index) -> RayCentres:
-        return RayCentres(self, allowed, pending)
+@norm_sum.register
+def _(space: RaySpace) -> float:
+    return space.norm_sum
 
 
-class _RayScanner:
-    """Scans all shards at once; the winner is told from its rivals here, in float64, as it is in memory.
+@selectable.register
+def _(space: RaySpace) -> Tensor:
+    return space.selectable()
 
-    Shards have a copy of the mask. Points that were taken out of it since are looked for among those whose
-    vectors were asked for, not in the whole mask, which is as long as the pool. One that is missed matters
-    only where it is among the leaders, and is found there.
 
-    Parameters
-    ----------
-    allowed : (N,) bool; points may be taken out of it between scans.
+class _RaySearch(CosineSearch):
+    """Asks all shards at once for their best points.
+
+    Shards have a copy of the mask of open points; what changes in it goes along with the next question.
     """
 
-    def __init__(self, space: RaySpace, allowed: Tensor) -> None:
-        self._space, self._shards, self._allowed = space, space.shards, allowed
-        # Points asked for that were open when last seen, and how many were ever asked for.
-        self._watched, self._seen = np.empty(0, np.int64), 0
+    space: RaySpace
+
+    def __init__(self, space: RaySpace, open: Tensor) -> None:
+        self.space, self._shards, self._open = space, space.shards, open.clone()
+        self._changed: set[int] = set()
+        self._shards.state = self._state
+        self._shards.ask("start_search", lambda number: self._state(number)[1])
 
     def _state(self, number: int) -> tuple[str, tuple[Any, ...]]:
         start, stop = self._shards.starts[number : number + 2].tolist()
-        return "start_scan", (np.packbits(self._allowed[start:stop].numpy()),)
+        return "start_search", (np.packbits(self._open[start:stop].numpy()),)
 
-    def __call__(self, direction: Tensor, many: bool) -> Leaders:
-        """The winner and others, few or many."""
-        if self._shards.state != self._state:
+    def close(self, index: Tensor) -> None:
+        index = index[index >= 0]
+        self._open[index] = False
+        self._changed.update(index.reshape(-1).tolist())
+
+    def reopen(self, index: Tensor) -> None:
+        self._open[index] = True
+        self._changed.update(index.tolist())
+
+    def vector(self, n: Tensor) -> Tensor:
+        return self.space.columns_at(n.reshape(1))[:, 0]
+
+    def argmax(self, element: Tensor, beside: Tensor | None = None) -> Tensor:
+        if self._shards.state != self._state:  # another search has asked meanwhile
             self._shards.state = self._state
-            self._shards.ask("start_scan", lambda number: self._state(number)[1])
-        for look_for_many, masked in ((many, False), (False, True)):
-            leaders, proven = self._leaders(direction, look_for_many, masked)
-            # The last asks for all that are too close to each other to tell: there is no more to be known.
-            if leaders is not None and (proven or masked):
-                return leaders
-        raise FloatingPointError("no inner product is a number: the vectors' scales are out of range")
-
-    def _leaders(self, direction: Tensor, many: bool, masked: bool) -> tuple[Leaders | None, bool]:
-        """What the shards find, and whether that is sure to hold the winner."""
-        most = min(max(_MOST_LEADERS // len(self._shards), _LEAST_LEADERS), _MOST_LEADERS // 2)
-        wanted, starts = direction.numpy(), self._shards.starts.tolist()
-        closed = self._closed()
-        while True:
-            told = [(wanted, many, masked, most, local) for _, local in self._shards.split(closed)]
-            answers = self._shards.ask("leading", told.__getitem__)
-            each = [found + start for start, (found, *_) in zip(starts, answers, strict=False)]
-            index = torch.from_numpy(np.concatenate(each))
-            columns = torch.from_numpy(np.concatenate([found for _, found, _ in answers], 1)).double()
-            still = self._allowed[index]
-            closed = index[~still].numpy()
-            index, columns = index[still], columns[:, still]
-            leaders = Leaders(
-                index, columns / columns.square().sum(0).sqrt(), max(bound for *_, bound in answers)
-            )
-            if len(index) > _MOST_LEADERS and many:
-                leaders, columns = _foremost(direction, leaders, columns, _MOST_LEADERS)
-            proven = len(index) > 0 and float((direction @ leaders.units).max()) > leaders.bound
-            if proven or len(closed) == 0:
-                break
-            # One that may not be chosen any more can have hidden others: once the shards know, they see them.
-        self._watched = np.union1d(self._watched, closed)
-        if len(index) == 0:
-            return None, False
-        self._space.remember(leaders.index.numpy(), columns.numpy())
-        return replace(leaders, bound=min(max(leaders.bound, -1.0), 1.0)), proven
-
-    def _closed(self) -> Index:
-        """Points that may not be chosen any more, and that the shards do not know of yet."""
-        new = list(islice(self._space.kept, self._seen, None))
-        self._seen += len(new)
-        watched = np.concatenate([self._watched, np.array(new, dtype=np.int64)])
-        still = self._allowed[torch.from_numpy(watched)].numpy()
-        self._watched = watched[still]
-        found: Index = watched[~still]
-        return found
+            self._shards.ask("start_search", lambda number: self._state(number)[1])
+        changed = np.array(sorted(self._changed), dtype=np.int64)
+        open = self._open[torch.from_numpy(changed)].numpy()
+        told = [(local, open[own]) for own, local in self._shards.split(changed)]
+        other = None if beside is None else beside.numpy()
+        answers = self._shards.ask("best", lambda number: (element.numpy(), other, *told[number]))
+        self._changed.clear()
+        highest, winner = -math.inf, -1
+        for start, (cosine, n, column) in zip(self._shards.starts.tolist(), answers, strict=False):
+            if n >= 0 and cosine > highest + TIED:
+                highest, winner, vector = cosine, start + n, column
+        if winner >= 0:
+            self.space.remember(winner, vector)
+        return torch.tensor(winner)
 
 
-def _foremost(direction: Tensor, leaders: Leaders, columns: Tensor, most: int) -> tuple[Leaders, Tensor]:
-    """The first ``most`` of leaders and their vectors (J, k), with a bound that holds for the others too."""
-    cosines = direction @ leaders.units
-    order = cosines.argsort(descending=True, stable=True)
-    kept = order[:most].sort().values
-    bound = max(leaders.bound, float(cosines[order[most]])) if len(order) > most else leaders.bound
-    return Leaders(leaders.index[kept], leaders.units[:, kept], bound), columns[:, kept]
-
-
-class RayCentres(Centres):
+class _RayDistances(CentreDistances):
     """Distances that stay with their shards; the driver adds up the sums and compares what each finds.
 
-    The centres' places are kept here, for a shard that has to begin anew.
+    The centres are kept here, for a shard that has to begin anew.
     """
 
-    def __init__(self, space: RaySpace, allowed: Tensor, pending: Index) -> None:
-        self.space, self._allowed, self._shards = space, allowed, space.shards
-        space.columns_at(torch.from_numpy(pending))
-        self._places: list[Floats] = []
-        self._squares: list[float] = []
-        for n in pending.tolist():
-            self._append(*self._place(n))
+    def __init__(
+        self, space: RaySpace, open: Tensor, pending: Index, budget: int, exact: bool = False
+    ) -> None:
+        self.space, self._open, self._shards = space, open.clone(), space.shards
         self._pending = len(pending)
+        columns = space.columns_at(torch.from_numpy(pending)).numpy()
+        self._centres: list[Floats] = list(columns.T)
         self._shards.state = self._state
-        bits = self._shards.bits(allowed)
-        history = self._history()
-        sums = self._shards.ask("start_centres", lambda number: (bits[number], *history))
-        self.sums = torch.from_numpy(np.sum(sums, 0))
+        sums = self._shards.ask("start_distances", lambda number: self._state(number)[1])
+        self._sums = torch.from_numpy(np.sum(sums, 0))
         # Of all shards, for draws: known only if asked for, and then along with the sums from there on.
-        self._weights_now: list[float] | None = None
-
-    def _place(self, n: int) -> tuple[Floats, float]:
-        place: Floats = self.space.coordinates(n).numpy()
-        return place, float(self.space.norm_at(torch.tensor([n])).square())
-
-    def _append(self, place: Floats, square: float) -> None:
-        self._places.append(place)
-        self._squares.append(square)
-
-    def _history(self) -> tuple[Floats, Floats, int]:
-        places = np.array(self._places).reshape(len(self._places), len(self.space.total()))
-        return places, np.array(self._squares), self._pending
+        self._weights: list[float] | None = None
 
     def _state(self, number: int) -> tuple[str, tuple[Any, ...]]:
         start, stop = self._shards.starts[number : number + 2].tolist()
-        return "start_centres", (np.packbits(self._allowed[start:stop].numpy()), *self._history())
+        centres = np.array(self._centres).reshape(len(self._centres), len(self.space.total()))
+        return "start_distances", (np.packbits(self._open[start:stop].numpy()), centres, self._pending)
 
-    def add(self, n: int) -> None:
-        place, square = self._place(n)
-        weigh = self._weights_now is not None
-        answers = self._shards.ask("add", lambda _: (place, square, weigh))
+    @property
+    def sums(self) -> Tensor:
+        return self._sums
+
+    def largest_cluster(self) -> Tensor:
+        return self._sums.argmax()
+
+    def add(self, n: Tensor) -> None:
+        if int(n) < 0:
+            return
+        centre: Floats = self.space.vector(int(n)).numpy()
+        weigh = self._weights is not None
+        answers = self._shards.ask("add", lambda _: (centre, weigh))
         # Only now: a shard that was built anew meanwhile has been asked to add it, too.
-        self._append(place, square)
-        self.sums = torch.from_numpy(np.sum([sums for sums, _ in answers], 0))
-        self._weights_now = [weight for _, weight in answers] if weigh else None
+        self._centres.append(centre)
+        self._sums = torch.from_numpy(np.sum([sums for sums, _ in answers], 0))
+        self._weights = [weight for _, weight in answers] if weigh else None
 
-    def farthest(self, centre: int | None = None) -> int | None:
-        best, where = 0.0, None
-        for start, found in zip(
-            self._shards.starts.tolist(), self._shards.ask("farthest", lambda _: (centre,)), strict=False
-        ):
-            if found is not None and found[0] > best:
-                best, where, column = found[0], start + found[1], found[2]
-        if where is not None:
-            self._remember(where, column)
-        return where
+    def farthest(self, cluster: Tensor | None = None) -> Tensor:
+        number = None if cluster is None else int(cluster)
+        answers = self._shards.ask("farthest", lambda _: (number,))
+        largest, winner = 0.0, -1
+        for start, found in zip(self._shards.starts.tolist(), answers, strict=False):
+            if found is not None and found[0] > largest:
+                largest, winner, vector = found[0], start + found[1], found[2]
+        if winner >= 0:
+            self.space.remember(winner, vector)
+        return torch.tensor(winner)
 
-    def draw(self, share: float) -> int | None:
-        if self._weights_now is None:
-            self._weights_now = self._shards.ask("weight")
-        weights = self._weights_now
-        left, chosen = share * sum(weights), None
+    def draw(self, share: float) -> Tensor:
+        if self._weights is None:
+            self._weights = self._shards.ask("weight")
+        weights = self._weights
+        left, chosen = share * sum(weights), -1
         for number, weight in enumerate(weights):
             if weight > 0:
                 chosen = number
                 if left < weight:
                     break
                 left -= weight
-        if chosen is None:
-            return None
-        n, column = self._shards.ask_one(chosen, "draw", min(left / weights[chosen], 1.0))
-        where = int(self._shards.starts[chosen] + n)
-        self._remember(where, column)
-        return where
-
-    def _remember(self, n: int, column: npt.NDArray[Any]) -> None:
-        space: Any = self.space
-        space.remember(np.array([n]), column)
+        if chosen < 0:
+            return torch.tensor(-1)
+        n, vector = self._shards.ask_one(chosen, "draw", min(left / weights[chosen], 1.0))
+        winner = int(self._shards.starts[chosen] + n)
+        self.space.remember(winner, vector)
+        return torch.tensor(winner)
 
     def radius(self) -> float:
         return float(max(self._shards.ask("radius")))
+
+    def spread(self) -> float:
+        return math.sqrt(max(float(self._sums.sum()), 0.0))
+
+
+cosine_search.register(RaySpace, _RaySearch)
+centre_distances.register(RaySpace, _RayDistances)
 
 
 def _tensor(array: npt.NDArray[Any]) -> Tensor:

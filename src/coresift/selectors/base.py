@@ -90,19 +90,19 @@ class Selection:
         return self._norms
 
     def set_aside(self, space: Space, n: int) -> Tensor:
-        """Close ``n`` and every duplicate of it, until nothing else is left; (k,) the points that were closed."""
+        """Close ``n`` and every duplicate of it, until nothing else is left; (k,) what was closed."""
         element, square = space.vector(n), float(norms_of(space, [n])) ** 2
         closed = [torch.tensor([n])]
         for part, values in space.inner(element):
-            # First a coarse look at all points, within the rounding of a scan: the product of a duplicate with
-            # the point is their squared norm. Then a fine one at the few that are left.
+            # First a coarse look at all points, within the rounding of a scan: the product of a duplicate
+            # with the point is their squared norm. Then a fine one at the few that are left.
             near = (values - square).abs() <= 2 * (SAME**0.5 + space.resolution) * square
             index = (near.cpu() & self.open[part]).nonzero()[:, 0] + part.start
             here = index.to(element.device)
             squares = norms_at(space, here) ** 2 + square
             same = squares - 2 * space.inner_at(element, here) <= SAME * squares
             closed.append(index[same.cpu()])
-        found = torch.cat(closed).unique()
+        found = torch.cat(closed)
         self.open[found] = False
         self._aside.append(found)
         self.left = int(self.open.count_nonzero())

@@ -27,9 +27,7 @@ class DistanceSelector(Selector[Space]):
     def _choose(
         self, space: Space, selection: Selection, generator: torch.Generator
     ) -> tuple[Floats | None, Floats | None]:
-        distances = centre_distances(
-            space, selection.open, selection.pending, selection.budget, self._exact
-        )
+        distances = centre_distances(space, selection.open, selection.pending, selection.budget, self._exact)
         residuals: list[float] = []
         while not selection.full:
             found = self._add(distances, selection.budget - len(selection.chosen), generator)
@@ -48,7 +46,9 @@ class DistanceSelector(Selector[Space]):
 
     @abstractmethod
     def _add(self, distances: CentreDistances, most: int, generator: torch.Generator) -> list[int]:
-        """Make the next points centres, at most so many; none where no open point has a distance above zero."""
+        """Make the next points centres, at most so many; none where no open point has a distance above
+        zero.
+        """
 
     def _residual(self, distances: CentreDistances) -> float:
         """The root of the sum of squared distances to the nearest centre."""

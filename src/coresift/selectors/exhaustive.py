@@ -28,7 +28,9 @@ class Exhaustive(Selector[Space]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_batches", check_integer(self.max_batches, 1, "max_batches"))
 
-    def _choose(self, space: Space, selection: Selection, generator: torch.Generator) -> tuple[Floats, Floats]:
+    def _choose(
+        self, space: Space, selection: Selection, generator: torch.Generator
+    ) -> tuple[Floats, Floats]:
         candidates = selection.open.nonzero()[:, 0].tolist()
         count = math.comb(len(candidates), selection.budget)
         if count > self.max_batches:

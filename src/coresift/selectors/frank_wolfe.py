@@ -55,14 +55,14 @@ class _State(NamedTuple):
     Attributes
     ----------
     position : L(w).
-    index, vector : of the point.
+    point, vector : of the point.
     height : sigma / sigma_n.
     gamma : the share of the way to the vertex, with a minus sign.
     products : (2,) <r, d> and <d, d>, where r is the residual and d points from the vertex to the position.
     """
 
     position: Tensor
-    index: Tensor
+    point: Tensor
     vector: Tensor
     height: Tensor
     gamma: Tensor
@@ -72,8 +72,8 @@ class _State(NamedTuple):
 def _step(search: CosineSearch, inputs: _Inputs, state: _State, whole: bool = False) -> _State:
     """Move to the point of the segment from L(w) to the best vertex that is closest to the target."""
     pair = torch.empty(2, *state.position.shape, dtype=torch.float64, device=state.position.device)
-    index = search.argmax(torch.sub(inputs.target, state.position, out=pair[0]))
-    vector = search.vector(index)
+    point = search.argmax(torch.sub(inputs.target, state.position, out=pair[0]))
+    vector = search.vector(point)
     height = inputs.sigma / search.space.dot(vector, vector).sqrt()
     away = torch.addcmul(state.position, vector, height, value=-1, out=pair[1])  # position - vertex
     products = search.space.dot(pair, away)
@@ -81,9 +81,7 @@ def _step(search: CosineSearch, inputs: _Inputs, state: _State, whole: bool = Fa
     gamma = (products[0] / products[1].clamp_min(1e-300)).clamp(-1.0, 0.0)
     if whole:
         gamma = -torch.ones_like(gamma)
-    return _State(
-        torch.addcmul(state.position, gamma, away), index, vector, height, gamma, products
-    )
+    return _State(torch.addcmul(state.position, gamma, away), point, vector, height, gamma, products)
 
 
 class _FrankWolfeFit(Fit):
@@ -102,7 +100,7 @@ class _FrankWolfeFit(Fit):
         if self._whole_first_step and not self._weights:
             state = _step(search, self.inputs, self.state, whole=True)
             if close:
-                search.close(state.index)
+                search.close(state.point)
             self._log = tuple(part[None] for part in state)
             return self._moves(self._log)
         return super().look_ahead(search, times, close)
@@ -113,7 +111,11 @@ class _FrankWolfeFit(Fit):
         square = max(float(self.space.dot(residual, residual)), 0.0)
         moves = []
         for index, vector, height, gamma, (along, length) in zip(
-            log.index.tolist(), log.vector, log.height.tolist(), log.gamma.tolist(), log.products.tolist(),
+            log.point.tolist(),
+            log.vector,
+            log.height.tolist(),
+            log.gamma.tolist(),
+            log.products.tolist(),
             strict=True,
         ):
             square = max(square + gamma * (gamma * length - 2 * along), 0.0)

@@ -45,14 +45,14 @@ class _State(NamedTuple):
     Attributes
     ----------
     unit, cosine : y, or zero at the start, and its cosine with the target.
-    index, vector, norm : of the point.
+    point, vector, norm : of the point.
     gamma : the share of the way to the point's direction.
     length : the norm of the sum before it was made a unit vector.
     """
 
     unit: Tensor
     cosine: Tensor
-    index: Tensor
+    point: Tensor
     vector: Tensor
     norm: Tensor
     gamma: Tensor
@@ -62,8 +62,8 @@ class _State(NamedTuple):
 def _step(search: CosineSearch, inputs: _Inputs, state: _State) -> _State:
     """Move along the great circle to the best point, to where it is closest to the target."""
     towards = torch.addcmul(inputs.target, state.cosine, state.unit, value=-1)
-    index = search.argmax(towards, beside=state.unit)
-    vector, dot = search.vector(index), search.space.dot
+    point = search.argmax(towards, beside=state.unit)
+    vector, dot = search.vector(point), search.space.dot
     norm = dot(vector, vector).sqrt()
     point_target, point_unit = dot(inputs.target, vector) / norm, dot(state.unit, vector) / norm
     gain = point_target - state.cosine * point_unit
@@ -73,7 +73,7 @@ def _step(search: CosineSearch, inputs: _Inputs, state: _State) -> _State:
     length = (keep**2 + 2 * keep * gamma * point_unit + gamma**2).clamp_min(1e-300).sqrt()
     unit = (keep * state.unit + gamma / norm * vector) / length
     cosine = ((keep * state.cosine + gamma * point_target) / length).clamp_max(1.0)
-    return _State(unit, cosine, index, vector, norm, gamma, length)
+    return _State(unit, cosine, point, vector, norm, gamma, length)
 
 
 class _GeodesicFit(Fit):
@@ -101,6 +101,6 @@ class _GeodesicFit(Fit):
                 self.norm * max(1 - cosine**2, 0.0) ** 0.5,
             )
             for index, vector, (cosine, norm, gamma, length) in zip(
-                log.index.tolist(), log.vector, numbers, strict=True
+                log.point.tolist(), log.vector, numbers, strict=True
             )
         ]

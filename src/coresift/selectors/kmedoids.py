@@ -70,7 +70,9 @@ class KMedoids(Selector[Space]):
         for name in ("max_points", "max_iterations"):
             object.__setattr__(self, name, check_integer(getattr(self, name), 0, name))
 
-    def _choose(self, space: Space, selection: Selection, generator: torch.Generator) -> tuple[Floats, Floats]:
+    def _choose(
+        self, space: Space, selection: Selection, generator: torch.Generator
+    ) -> tuple[Floats, Floats]:
         candidates, pending = selection.open.nonzero()[:, 0].cpu(), torch.from_numpy(selection.pending)
         closed = selection.open.logical_not().cpu()
         closed[pending] = False

@@ -26,9 +26,7 @@ class GreedyLogDet(Selector[Space]):
     array([0, 2])
     """
 
-    def _choose(
-        self, space: Space, selection: Selection, generator: torch.Generator
-    ) -> tuple[None, Floats]:
+    def _choose(self, space: Space, selection: Selection, generator: torch.Generator) -> tuple[None, Floats]:
         given = _Conditioned(space, selection.budget + len(selection.pending))
         residuals = []
         for n in selection.pending.tolist():

@@ -1,7 +1,7 @@
 """Sparse approximation: choose points whose weighted sum stays closest to the sum L of the whole pool.
 
-Frank-Wolfe and GIGA differ in how they step. Everything around the steps is here: pending points, duplicates, and
-how a batch is filled up.
+Frank-Wolfe and GIGA differ in how they step. Everything around the steps is here: pending points, duplicates,
+and how a batch is filled up.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Step = Callable[[CosineSearch, Any, Any], Tensors]
 def closing(step: Step) -> Step:
     """The same step, after which the point that it found is not found again."""
 
-    def closing_step(search: CosineSearch, inputs: Any, state: Any) -> Tensors:
+    def closing_step(search: CosineSearch, inputs: Any, state: Any) -> Any:
         state = step(search, inputs, state)
-        search.close(state.index)
+        search.close(state.point)
         return state
 
     return closing_step
@@ -54,15 +54,15 @@ class Target:
 
 
 class Move(NamedTuple):
-    """One step: weights are multiplied by ``shrink``, and that of point ``index`` then grows by ``gain``.
+    """One step: weights are multiplied by ``shrink``, and that of ``point`` then grows by ``gain``.
 
     Attributes
     ----------
-    vector, norm : of the point.
+    vector, norm : of that point.
     residual : the distance to the target after the step.
     """
 
-    index: int
+    point: int
     vector: Tensor
     norm: float
     shrink: float
@@ -115,7 +115,7 @@ class Fit(ABC):
         """Go on from after the first steps of those looked at."""
         if moves:
             fields = [part[len(moves) - 1] for part in self._log]
-            self.state = type(self.state)(*fields)  # type: ignore[arg-type]
+            self.state = type(self.state)(*fields)
 
     def follow(self, move: Move, n: int) -> None:
         """Give weight to point ``n`` for a step."""
@@ -138,9 +138,9 @@ class SparseApproximation(Selector[Space]):
 
     ``budget`` steps are made as published; they come back to points already chosen, so they find fewer than
     ``budget`` points. With ``fill`` the batch is then made full: the steps go on among points not yet chosen.
-    Whenever the target is reached, or no new point comes closer, the chosen points stand for themselves and the sum
-    of all the others is the next target. So in J dimensions, where about J points reproduce L, each further layer
-    of points is again a summary of what is left, and not a blind choice.
+    Whenever the target is reached, or no new point comes closer, the chosen points stand for themselves and
+    the sum of all the others is the next target. So in J dimensions, where about J points reproduce L, each
+    further layer of points is again a summary of what is left, and not a blind choice.
 
     ``fill=False`` returns what the ``budget`` steps found, with the weights they ended with.
     """
@@ -194,7 +194,7 @@ class _Run:
 
     def _comes_closer(self, move: Move) -> bool:
         reached = self.fit.residual <= self.selector.tolerance * self.fit.norm
-        return move.index >= 0 and move.gain > 0 and not reached
+        return move.point >= 0 and move.gain > 0 and not reached
 
     def approximate_with_pending(self) -> None:
         """Step towards pending points first: what they explain need not be chosen again."""
@@ -204,7 +204,7 @@ class _Run:
             self._pending[n] = norm > 0
             self.rest = self.rest.without(self.space.vector(n), norm)
         if bool(self._pending.any()):
-            self._walk(self._pending, int(self._pending.count_nonzero()), lambda move: move.index)
+            self._walk(self._pending, int(self._pending.count_nonzero()), lambda move: move.point)
 
     def publish(self) -> None:
         """The published algorithm: ``budget`` steps, to chosen points as well as new ones."""
@@ -215,7 +215,7 @@ class _Run:
             if duplicate is None:
                 self._take(move)
             self.residuals.append(move.residual)
-            return move.index if duplicate is None else duplicate
+            return move.point if duplicate is None else duplicate
 
         if bool(open.any()):
             self._walk(open, self.selection.budget, member)
@@ -245,11 +245,11 @@ class _Run:
                 selection.reopen()
                 search = cosine_search(self.space, selection.open)
             moves = self._moves(search, selection.budget - len(selection.chosen), close=True)
-            if moves[0].index < 0:
+            if moves[0].point < 0:
                 raise FloatingPointError("no inner product is a number: the vectors' scales are out of range")
             self.fit.accept(moves[: self._take_new(search, moves)])
             # Steps that were looked at in vain have closed their points.
-            undone = [move.index for move in moves if move.index >= 0 and selection.open[move.index]]
+            undone = [move.point for move in moves if move.point >= 0 and selection.open[move.point]]
             search.reopen(torch.tensor(undone, dtype=torch.long))
 
     def _take_new(self, search: CosineSearch, moves: list[Move]) -> int:
@@ -258,10 +258,10 @@ class _Run:
         Returns how many of the steps the present fit makes.
         """
         for number, move in enumerate(moves):
-            if move.index < 0:
+            if move.point < 0:
                 return number
             if self._duplicate_of(move) is not None:
-                search.close(self.selection.set_aside(self.space, move.index))
+                search.close(self.selection.set_aside(self.space, move.point))
                 return number
             closer = self._comes_closer(move)
             if not closer and not self._fresh:
@@ -271,14 +271,14 @@ class _Run:
             self._fresh = False
             if not closer:
                 return number
-            self.fit.follow(move, move.index)
+            self.fit.follow(move, move.point)
             if self.fit is self._first:
                 self.residuals.append(move.residual)
         return len(moves)
 
     def _duplicate_of(self, move: Move) -> int | None:
-        return self.selection.duplicate_of(self.space, move.index, move.norm)
+        return self.selection.duplicate_of(self.space, move.point, move.norm)
 
     def _take(self, move: Move) -> None:
-        self.selection.take(move.index)
+        self.selection.take(move.point)
         self.rest = self.rest.without(move.vector, move.norm)

@@ -20,10 +20,10 @@ SMALLEST_NORM = 1e-140
 class Space(ABC):
     """The pool's points as vectors of a Hilbert space.
 
-    An *element* of the space, such as L(w) = sum_n w_n L_n, is a float64 tensor that is linear in the element.
-    Stored vectors use their J numbers; closed forms use the weights w and the N inner products with the pool.
-    Selectors add and scale elements without knowing which, so each algorithm is written once. All tensors are
-    on the same device.
+    An *element* of the space, such as L(w) = sum_n w_n L_n, is a float64 tensor that is linear in the
+    element. Stored vectors use their J numbers; closed forms use the weights w and the N inner products with
+    the pool. Selectors add and scale elements without knowing which, so each algorithm is written once. All
+    tensors are on the same device.
 
     Attributes
     ----------
@@ -31,8 +31,8 @@ class Space(ABC):
     resolution : relative rounding error of an inner product; points nearer than that count as the same.
     scale : the unit of norms and elements, a power of two. It is one unless the vectors are so large or so
         small that their squares would not fit into a float.
-    additive : whether the sum of the vectors describes the whole pool, as for likelihoods and their gradients,
-        but not for features.
+    additive : whether the sum of the vectors describes the whole pool, as for likelihoods and their
+        gradients, but not for features.
     """
 
     norms: Tensor
@@ -64,7 +64,9 @@ class Space(ABC):
 
     @abstractmethod
     def dot(self, x: Tensor, y: Tensor) -> Tensor:
-        """(...) <x, y> of any number of elements x (..., *) with one y, all of them sums of points of the pool."""
+        """(...) <x, y> of any number of elements x (..., *) with one y, all of them sums of points of the
+        pool.
+        """
 
     @abstractmethod
     def gram(self, index: Tensor) -> Tensor:
@@ -110,8 +112,8 @@ def selectable(space: Space) -> Tensor:
 class KernelSpace(Space):
     """A space whose inner products are computed in closed form, one column at a time: O(N) memory.
 
-    An element is a (2, N) tensor: the weights of the points that it is a sum of, and its N inner products with
-    the pool. Labelled points have no weights, so no `dot`.
+    An element is a (2, N) tensor: the weights of the points that it is a sum of, and its N inner products
+    with the pool. Labelled points have no weights, so no `dot`.
     """
 
     @abstractmethod

@@ -171,8 +171,8 @@ class VectorSpace(ColumnSpace):
             yield part, (direction @ self.columns.part(part)).double().mul_(size)
 
     def direction(self, element: Tensor) -> tuple[Tensor, Tensor]:
-        """An element in the vectors' own precision, divided by its largest entry, and that entry: the sum of a
-        large pool can be too long for float32.
+        """An element in the vectors' own precision, divided by its largest entry, and that entry: the sum of
+        a large pool can be too long for float32.
         """
         size = element.abs().amax(-1, keepdim=True)
         size = torch.where(size > 0, size, 1.0)
