@@ -13,8 +13,6 @@ import torch
 
 from coresift.search.cuda import CentreSteps, Foreseen, FrankWolfeSteps, Layout, _Loop, half_error
 from coresift.search.kernels import nothing_collected, recorded
-from coresift.selectors import FrankWolfe
-from coresift.spaces import VectorSpace
 
 INSTALLED = importlib.util.find_spec("triton") is not None
 # (J, N): N is no multiple of a block, J no multiple of the rows that are loaded at once.
@@ -278,17 +276,6 @@ def test_scores_in_float16_are_as_near_as_the_bound_says(height, small):
         scores += row * weight
     error = float((scores - (directions * exact).sum(0)).abs().max())
     assert (0 if small else 2**-13) < error < half_error(height)
-
-
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_spaces_choose_the_same_with_half(on_gpu, monkeypatch):
-    vectors, _ = draw(5, 300)
-    expected = FrankWolfe().select(VectorSpace(vectors), 20, pending=[3]).index.tolist()
-    # As on a GPU, but with plain torch in place of kernels.
-    monkeypatch.setattr("coresift.spaces.vectors.has_kernels", lambda space: on_gpu)
-    space = VectorSpace(vectors, half=True)
-    assert FrankWolfe().select(space, 20, pending=[3]).index.tolist() == expected
-    assert ("steps_on_gpu" in vars(space)) == on_gpu
 
 
 @pytest.mark.parametrize("largest_cluster", [False, True])

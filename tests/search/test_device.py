@@ -43,18 +43,6 @@ def test_selectors(selector):
     assert selector.select(space, 12, seed=1).index.tolist() == expected.index.tolist()
 
 
-@pytest.mark.parametrize("selector", [FrankWolfe(), FrankWolfe(fill=False), LCMD()])
-def test_half_precision_scans_change_nothing(selector):
-    vectors = normal(6, 5000).float().cuda()
-    expected = selector.select(VectorSpace(vectors), 40, pending=[3, 9]).index.tolist()
-    assert selector.select(VectorSpace(vectors, half=True), 40, pending=[3, 9]).index.tolist() == expected
-    pool = normal(5000, 4).float()
-    posterior = ProbitPosterior(torch.ones(4), torch.eye(4))
-    options = {"posterior": posterior, "budget": 20, "strategy": "acs-fw", "exact": False}
-    expected = select(pool.cuda(), **options).index.tolist()
-    assert select(pool.cuda(), half=True, **options).index.tolist() == expected
-
-
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 @pytest.mark.parametrize("labelled", [None, normal(5, 4, seed=1)])
 def test_strategies(strategy, labelled):
