@@ -30,8 +30,9 @@ import torch
 
 from coresift.pool import Part, as_pool
 from coresift.posteriors.linear import LinearPosterior
+from coresift.search import cosine_search
 from coresift.search.ray import RaySpace, Shard, Shards, _starts, ray_space
-from coresift.spaces.base import Space
+from coresift.spaces.base import Space, selectable
 from coresift.strategies import STRATEGIES, Problem
 
 COLUMNS, NUM_SAMPLES, FILES = 3, 10, 16
@@ -94,8 +95,8 @@ def scans(space: Space, steps: int) -> list[int]:
     """Scans for winners in directions that have nothing to do with each other: none can be saved."""
     generator = torch.Generator().manual_seed(1)
     directions = torch.randn(steps, NUM_SAMPLES, dtype=torch.float64, generator=generator)
-    search = space.scan(space.selectable)
-    return [search.argmax(direction) for direction in directions]
+    search = cosine_search(space, selectable(space))
+    return [int(search.argmax(direction)) for direction in directions]
 
 
 def batches(name: str) -> Callable[[Space, int], list[int]]:

@@ -222,10 +222,10 @@ def test_space_against_quadrature_of_the_papers_gradients(tile: int, monkeypatch
     torch.testing.assert_close(space.gram(torch.arange(23)), gram, **close)
     torch.testing.assert_close(space.gram(torch.tensor([5, 2])), gram[[5, 2]][:, [5, 2]], **close)
     torch.testing.assert_close(space.norms.square(), gram.diagonal(), **close)
-    torch.testing.assert_close(space.coordinates(4), gram[4], **close)
-    torch.testing.assert_close(space.total(), gram.sum(0), rtol=0, atol=1e-11)
-    assert space.total() is space.total()
-    assert space.squared_total() == pytest.approx(float(gram.sum()), abs=1e-10)
+    torch.testing.assert_close(space.column(4), gram[4], **close)
+    torch.testing.assert_close(space.row_sums(), gram.sum(0), rtol=0, atol=1e-11)
+    assert space.row_sums() is space.row_sums()
+    assert float(space.dot(space.total(), space.total())) == pytest.approx(float(gram.sum()), abs=1e-10)
 
 
 def test_anchors_are_the_columns_they_would_have_in_the_pool() -> None:
@@ -233,8 +233,8 @@ def test_anchors_are_the_columns_they_would_have_in_the_pool() -> None:
     space = ProbitFisherSpace(POSTERIOR, ArrayPool(ROWS[:20]), labelled=ROWS[20:])
     assert len(space) == 20
     ((columns, squares),) = space.anchors()
-    for n, column in enumerate(columns, start=20):
-        torch.testing.assert_close(column, whole.coordinates(n)[:20])
+    for n, element in enumerate(columns, start=20):
+        torch.testing.assert_close(element[1], whole.column(n)[:20])
     torch.testing.assert_close(squares, whole.norms[20:] ** 2)
     assert list(whole.anchors()) == []
 

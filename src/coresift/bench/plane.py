@@ -145,7 +145,7 @@ def frank_wolfe_stages(
     """
     space = ProbitFisherSpace(posterior, as_pool(pool))
     both = ProbitFisherSpace(posterior, as_pool(torch.cat([pool, grid])))
-    inner = torch.stack([both.coordinates(n)[len(pool) :] for n in range(len(pool))])  # (N, G)
+    inner = torch.stack([both.column(n)[len(pool) :] for n in range(len(pool))])  # (N, G)
     selector, chosen = FrankWolfe(fill=False), []
     for stage in stages:
         residual = inner.sum(0)  # <L, L_g>
