@@ -88,6 +88,35 @@ LARGEST_STD = 10  # largest feature made of a number, in standard deviations; ch
 ROUNDING = 1e-5
 ROUNDING_DOUBLE = 1e-13  # in double precision: 1e-13 is a thousand steps of rounding
 NAMED_IMAGES = 10  # images named in a message that some cannot be read
+ITEM_BLOCK = 65_536  # items whose nearest of a batch is found, or that a model predicts, at a time
+CANDIDATES = 100_000  # items looked at for a batch, drawn at random from larger pools; changes what is chosen
+COLD_CANDIDATES = 20_000  # the same without a model, where k-medoids take long; changes what is chosen
+LEAST_LABELS = 10  # with fewer labels a model knows too little to choose by; changes what is chosen
+POOL_SAMPLE = 5000  # items over which a mean over the pool is taken
+LEAST_FORECAST = 30  # with fewer labels a fold would test on a handful, and no error is forecast
+LEAST_RANDOM = 50  # so many labels drawn at random make a test set
+CURVE_LABELS = 3000  # labels that learning curves look at
+CURVE_POINTS = 5  # points that a learning curve goes through
+CURVE_REPLICATES = 400  # curves that are drawn
+# Cross-validation is repeated with other folds and seeds, so many times at once: from one run to the next the
+# forecast moves by a seventh of its interval. It is enough if plus and minus two standard errors are within
+# this share of the interval.
+CURVE_REPEATS = 4
+MOST_CURVE_REPEATS = 12
+CURVE_STEADY = 0.25
+# A curve is flat if twice as many labels would take off less than this share of the error, and in nine draws
+# of ten less than that.
+FLAT = (0.05, 0.1)
+# Stopping is advised after so many labels, where so many rounds agree, each with so many times the labels of
+# the one before: with hardly any new labels they would say the same anyway.
+LEAST_TO_STOP = 100
+ROUNDS_TO_STOP = 3
+NEW_LABELS_TO_STOP = 1.1
+INFORMATION_SAMPLES = 1024  # posterior samples for a batch's share of the information
+RANDOM_BATCHES = 5  # random batches that this share is compared with
+MAP_ITEMS = 1200  # items on the map of the report, drawn at random from all
+MAP_LABELLED = 400  # items on the map drawn from the labelled ones
+MAP_NEAREST = 5  # items named as nearest to one of the batch
 
 # --- report
 
@@ -101,3 +130,6 @@ THUMBNAIL, THUMBNAILS = 128, 1_500_000  # longest side in pixels; bytes of all t
 
 MAP_DRAWS = 50  # random batches that the batches of a map are compared with
 SMALL_TABLE = 50_000  # rows below which replays choose on the CPU, also where models are trained on a GPU
+SHOWN_IDS = 100  # ids of a batch that are printed
+SHOWN_CLASSES = 10  # classes that are named in a message
+SHOWN_CORRECTIONS = 5  # corrections that are named in a message

@@ -138,7 +138,7 @@ def test_ids_are_printed(tmp_path):
 
 
 def test_ids_of_large_batches_and_odd_ids_do_no_harm_to_a_terminal(tmp_path, monkeypatch):
-    monkeypatch.setattr("coresift.cli.labelling._SHOWN_IDS", 3)
+    monkeypatch.setattr("coresift.limits.SHOWN_IDS", 3)
     project = begin(tmp_path, ids=[f"\x1b[2J{row}" for row in range(N)])
     text = run("select", project, "--batch-size", 5)
     assert "... and 2 more" in text and "\x1b" not in text and "\x1b" not in run("pending", project)
@@ -254,15 +254,15 @@ def test_words_for_no_label_are_passed_over_wherever_they_stand(tmp_path):
     known = labels(tmp_path / "known.csv", {2: "NaN", 4: "y"})
     words = "--pool", tmp_path / "pool.csv", "--target", "kind", "--labels", known
     made = say("init", tmp_path / "json", *words)
-    assert (made["labels"], made["passed_over"]) == (4, 3)
+    assert (made["labels"], made["ignored"]) == (4, 3)
     text = run("init", tmp_path / "one", *words)
-    assert "3 cells passed over, whose word (NA, null or the like) stands for no label" in text
+    assert "3 cells ignored: their word (NA, null or the like) stands for no label" in text
     given = labels(tmp_path / "given.csv", {2: "NA", 3: "x"})
-    assert "1 cells passed over" in run("ingest", tmp_path / "one", given)
+    assert "1 cells ignored" in run("ingest", tmp_path / "one", given)
     assert say("status", tmp_path / "one")["classes"] == {"x": 3, "y": 2}
     text = run("init", tmp_path / "two", *words[:-2], "--classes", "x,y,NA")
-    assert "1 cells passed over" in text and say("status", tmp_path / "two")["classes"]["NA"] == 1
-    assert say("ingest", tmp_path / "two", given)["passed_over"] == 0
+    assert "1 cells ignored" in text and say("status", tmp_path / "two")["classes"]["NA"] == 1
+    assert say("ingest", tmp_path / "two", given)["ignored"] == 0
 
 
 @pytest.mark.parametrize("classes", [[], ["--classes", "0.0,1.0"]])

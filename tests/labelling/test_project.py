@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coresift.cli import app
-from coresift.labelling import project as project_module
+from coresift.labelling import creation, storage
 from coresift.labelling.encoders import write_features
 from coresift.labelling.exporting import write_export, write_labels
 from coresift.labelling.ledger import Ledger
@@ -97,7 +97,7 @@ def test_the_whole_loop(project, tmp_path):
         assert made["number"] == number and len(set(ids)) == 8 and not seen & set(ids) and not made["again"]
         assert not {int(one.removeprefix("item-")) for one in ids} & set(range(20))
         assert [one["rank"] for one in made["batch"]] == [1, 2, 3, 4, 5, 6, 7, 8]
-        assert sum(one["weight"] for one in made["batch"]) == pytest.approx(N, rel=0.01)
+        assert sum(one["nearest"] for one in made["batch"]) == pytest.approx(N, rel=0.01)
         seen |= set(ids)
         answer(batch, truth, answers, skip=ids[:1])
         taken = say("ingest", folder, answers)
@@ -416,7 +416,7 @@ def test_a_file_is_read_once(project, tmp_path, monkeypatch):
         labels.write_text("id,kind\nitem-0,yes\nitem-1,no\n")
         return write_features(*given, **more)
 
-    monkeypatch.setattr("coresift.labelling.project.write_features", slowly)
+    monkeypatch.setattr("coresift.labelling.creation.write_features", slowly)
     assert say("init", tmp_path / "slow", *words, labels, "--task", "classification")["labels"] == 1
     assert say("ingest", tmp_path / "slow", labels)["new"] == 1
 
@@ -428,13 +428,20 @@ def test_a_pool_that_changes_while_the_project_begins_is_noticed(tmp_path, monke
         pa.parquet.write_table(table.slice(1), tmp_path / "pool.parquet")
         return made
 
-    monkeypatch.setattr("coresift.labelling.project.write_features", slowly)
+    monkeypatch.setattr("coresift.labelling.creation.write_features", slowly)
     pool(tmp_path / "pool.parquet")
     words = "--pool", tmp_path / "pool.parquet", "--target", "kind"
     assert "has changed since" in run("init", tmp_path / "project", *words, code=2)
 
 
-@pytest.mark.parametrize("where", ["project.open_pool", "project._stamp", "pools.ItemPool.fingerprint"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        ["project.open_pool", "creation.open_pool"],
+        ["project.stamp_of", "creation.stamp_of"],
+        ["pools.ItemPool.fingerprint"],
+    ],
+)
 def test_a_pool_that_may_not_be_read(project, tmp_path, monkeypatch, where):
     """Root may read everything, and so the system is made to refuse."""
     folder, _ = project
@@ -444,7 +451,8 @@ def test_a_pool_that_may_not_be_read(project, tmp_path, monkeypatch, where):
         raise PermissionError(13, "Permission denied", str(tmp_path / "pool.parquet"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"coresift.labelling.{where}", refuse)
+        for name in where:
+            patch.setattr(f"coresift.labelling.{name}", refuse)
         text = run("report", folder, code=2)
         assert "cannot read" in text and "pool.parquet: Permission denied; put it back" in text
         assert "only the labels are written" in run("export", folder, tmp_path / "all.csv")
@@ -659,7 +667,7 @@ def test_an_init_that_fails_late_can_be_repeated(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("coresift.labelling.project.Ledger.create", fail)
+        patch.setattr("coresift.labelling.creation.Ledger.create", fail)
         CliRunner().invoke(app, [*map(str, words), "--task", "classification"])
     assert not (tmp_path / "project" / "features.npy").exists()
     run(*words, "--task", "classification")
@@ -669,7 +677,7 @@ def test_an_init_sees_the_project_that_another_made_while_it_took_the_lock(tmp_p
     np.save(tmp_path / "pool.npy", np.random.default_rng(0).normal(size=(20, 3)))
     folder = tmp_path / "project"
     words = "init", folder, "--pool", tmp_path / "pool.npy", "--target", "kind", "--task", "classification"
-    lock = project_module._writing
+    lock = creation.locked
 
     def after_another(*given):
         monkeypatch.undo()
@@ -678,7 +686,7 @@ def test_an_init_sees_the_project_that_another_made_while_it_took_the_lock(tmp_p
         run("ingest", folder, tmp_path / "labels.csv")
         return lock(*given)
 
-    monkeypatch.setattr(project_module, "_writing", after_another)
+    monkeypatch.setattr(creation, "locked", after_another)
     assert "is a project already" in run(*words, code=2)
     with Project(folder) as opened:
         assert len(opened.labels()[0]) == 3 and opened.features.shape == (20, 3)
@@ -690,7 +698,7 @@ def test_what_an_init_that_was_killed_left_is_in_nobodys_way(tmp_path, moved):
     folder = tmp_path / "project"
     words = "init", folder, "--pool", tmp_path / "pool.npy", "--target", "kind", "--task", "classification"
     run(*words)
-    made = folder / project_module.UNFINISHED
+    made = folder / storage.UNFINISHED
     made.mkdir()
     for name in {"features.npy", "ledger.sqlite"}.difference(moved):
         (folder / name).rename(made / name)
@@ -701,7 +709,7 @@ def test_what_an_init_that_was_killed_left_is_in_nobodys_way(tmp_path, moved):
 def test_features_of_somebody_else_stay_where_an_init_was_killed(tmp_path):
     np.save(tmp_path / "pool.npy", np.random.default_rng(0).normal(size=(20, 3)))
     folder = tmp_path / "project"
-    made = folder / project_module.UNFINISHED
+    made = folder / storage.UNFINISHED
     made.mkdir(parents=True)
     for place in (folder, made):
         np.save(place / "features.npy", np.ones((4, 2)))
@@ -712,8 +720,8 @@ def test_features_of_somebody_else_stay_where_an_init_was_killed(tmp_path):
 
 def test_a_pool_is_no_leftover_of_an_init_that_was_killed(tmp_path):
     np.save(tmp_path / "features.npy", np.ones((20, 3)))
-    (tmp_path / project_module.UNFINISHED).mkdir()
-    (tmp_path / project_module.UNFINISHED / "ledger.sqlite").touch()
+    (tmp_path / storage.UNFINISHED).mkdir()
+    (tmp_path / storage.UNFINISHED / "ledger.sqlite").touch()
     words = (
         "init",
         tmp_path,

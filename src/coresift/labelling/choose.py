@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from coresift import limits as sizes
 from coresift.pool import as_pool
 from coresift.posteriors.network import at_the_last_layer
 from coresift.spaces.likelihood import default_num_samples
 from coresift.strategies import Strategy, find_strategy, select
 from coresift.types import Batch, Floats, Index, InputError
 
-# (how many, what counts as taken, what cannot be taken) -> rows to take, in order
+# (how many, rows that count as taken, rows that cannot be taken) -> a batch of rows
 Ask = Callable[[int, Sequence[int], Sequence[int]], Batch]
 
 
@@ -30,7 +31,7 @@ class Limits:
     size : how many items at most.
     budget : what they may cost together.
     costs : (n,) of the rows to choose from.
-    per_group : how many items of one group.
+    per_group : how many items of one group at most.
     groups : (n,) of the rows to choose from.
     """
 
@@ -39,6 +40,21 @@ class Limits:
     costs: Floats | None = None
     per_group: int | None = None
     groups: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Rows for a batch, in order.
+
+    Attributes
+    ----------
+    weights : the selector's own for each row; ``None`` where it has none, or limits took a part of its batch.
+    residuals : of the selector's steps, where it has any.
+    """
+
+    rows: tuple[int, ...]
+    weights: tuple[float, ...] | None = None
+    residuals: tuple[float, ...] | None = None
 
 
 class _Room:
@@ -50,15 +66,20 @@ class _Room:
         self.by_group: Counter[str] = Counter()
 
     def has(self, row: int) -> bool:
-        costs, groups, per_group = self.limits.costs, self.limits.groups, self.limits.per_group
+        return not self._is_full() and self._affords(row) and self._has_group(row)
+
+    def _is_full(self) -> bool:
+        return self.limits.size is not None and len(self.taken) >= self.limits.size
+
+    def _affords(self, row: int) -> bool:
+        if self.limits.costs is None or self.limits.budget is None:
+            return True
         # A little over is rounding: three times 0.1 is more than 0.3 to a computer.
-        if (
-            costs is not None
-            and self.limits.budget is not None
-            and costs[row] > self.money + 1e-9 * costs[row]
-        ):
-            return False
-        return per_group is None or groups is None or self.by_group[groups[row]] < per_group
+        return bool(self.limits.costs[row] <= self.money + 1e-9 * self.limits.costs[row])
+
+    def _has_group(self, row: int) -> bool:
+        groups, most = self.limits.groups, self.limits.per_group
+        return groups is None or most is None or self.by_group[groups[row]] < most
 
     def take(self, row: int) -> None:
         self.taken.append(row)
@@ -73,42 +94,56 @@ class _Room:
         if self.limits.size is not None:
             left = min(left, self.limits.size - len(self.taken))
         if self.limits.budget is not None and self.limits.costs is not None and left > 0:
-            # As many as would use the rest up at the usual price; what is too dear is passed over.
+            # As many as would use up the rest at the usual price; what is too expensive is left out.
             usual = float(np.median(self.limits.costs[list(fitting)]))
             left = min(left, max(round(self.money / usual), 1))
         return left
 
 
 def choose_within(
-    ask: Ask, rows: int, limits: Limits, pending: Sequence[int], closed: Sequence[int], first: Sequence[int]
-) -> list[int]:
-    """Rows for a batch, in order, until a limit is reached or nothing fits any more.
+    ask: Ask, rows: int, limits: Limits, pending: Sequence[int], first: Sequence[int]
+) -> Picked:
+    """Choose rows for a batch, in order, until a limit is reached or nothing fits any more.
 
-    A row that no longer fits when its turn comes is passed over, and the rest is chosen anew around what was
-    taken; so a batch keeps to its limits without being built row by row.
+    A row that no longer fits when its turn comes is left out, and the rest is chosen again around what was
+    taken. A batch therefore keeps to its limits without being built row by row.
 
     Parameters
     ----------
     ask : the strategy.
     rows : how many there are.
-    pending, closed : rows that are taken already, and that cannot be taken.
+    pending : rows that are taken already.
     first : rows that must be in the batch.
     """
     room = _Room(limits)
     for row in first:
-        if not room.has(row) or len(room.taken) == limits.size:
+        if not room.has(row):
             raise InputError("the items that must be included do not keep to the limits by themselves")
         room.take(row)
+    last, before, residuals = None, list[int](), list[float]()
     while True:
-        open_rows = np.setdiff1d(np.arange(rows), [*pending, *closed, *room.taken])
+        open_rows = np.setdiff1d(np.arange(rows), [*pending, *room.taken])
         fitting = [int(row) for row in open_rows if room.has(int(row))]
         num = room.wanted(fitting)
         if num <= 0:
-            return room.taken
-        others = np.setdiff1d(open_rows, fitting).tolist()
-        for row in ask(num, [*pending, *room.taken], [*closed, *others]).index.tolist():
-            if room.has(row) and (limits.size is None or len(room.taken) < limits.size):
+            weights = None if last is None else _weights(last, [*pending, *before], room.taken)
+            return Picked(tuple(room.taken), weights, tuple(residuals) or None)
+        before = list(room.taken)
+        last = ask(num, [*pending, *before], np.setdiff1d(open_rows, fitting).tolist())
+        residuals += [] if last.residuals is None else last.residuals.tolist()
+        for row in last.index.tolist():
+            if room.has(row):
                 room.take(row)
+
+
+def _weights(last: Batch, pending: Sequence[int], taken: Sequence[int]) -> tuple[float, ...] | None:
+    """Weights of all rows that were taken, if the selector's last batch was taken whole."""
+    if last.weights is None or not set(last.index.tolist()) <= set(taken):
+        return None
+    weights = dict(zip(last.index.tolist(), last.weights.tolist(), strict=True))
+    if last.pending_weights is not None:
+        weights |= dict(zip(sorted(set(pending)), last.pending_weights.tolist(), strict=True))
+    return tuple(weights[row] for row in taken) if set(taken) <= weights.keys() else None
 
 
 def asker(
@@ -119,7 +154,7 @@ def asker(
     budget: int,
     seed: int,
 ) -> Ask:
-    """What chooses among rows (n, d) again and again, with the space built once.
+    """Give a function that chooses among rows (n, d) again and again, with the space built once.
 
     Parameters
     ----------
@@ -153,9 +188,10 @@ def asker(
     return ask
 
 
-def stands_for(rows: npt.NDArray[np.float32], batch: Sequence[int]) -> Index:
-    """(n,) for each row (n, d), the place in the batch of the item of the batch that is nearest to it."""
-    centres = torch.as_tensor(rows[list(batch)])
-    parts = (torch.as_tensor(rows[start : start + 65536]) for start in range(0, len(rows), 65536))
-    nearest = [torch.cdist(part, centres).argmin(1) for part in parts]
-    return torch.cat(nearest).numpy()
+def nearest_of(
+    rows: npt.NDArray[np.float32], centres: npt.NDArray[np.float32], block: int = sizes.ITEM_BLOCK
+) -> Index:
+    """(n,) for each row (n, d), which of the centres (b, d) is nearest to it."""
+    others = torch.as_tensor(centres)
+    blocks = (torch.as_tensor(rows[start : start + block]) for start in range(0, len(rows), block))
+    return torch.cat([torch.cdist(some, others).argmin(1) for some in blocks]).numpy()

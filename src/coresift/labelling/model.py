@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from coresift import limits
 from coresift.estimators.ensemble import EnsembleClassifier
 from coresift.estimators.neural_linear import NeuralLinearRegressor
 from coresift.labelling.records import Task
@@ -94,3 +96,22 @@ def std_factor(
         mean, std = fitted.predict(x[folds == fold], return_std=True)
         ratios.append(size(fitted) * (y[folds == fold] - mean) / std)
     return float(np.sqrt(np.mean(np.concatenate(ratios) ** 2))) / size(model)
+
+
+def predicted(
+    model: Any,
+    task: Task,
+    rows: npt.NDArray[np.float32],
+    std_factor: float = 1.0,
+    block: int = limits.ITEM_BLOCK,
+) -> Iterator[tuple[str, float]]:
+    """Yield for rows (n, d) the predicted label and its probability; for numbers, its std."""
+    for start in range(0, len(rows), block):
+        some = rows[start : start + block]
+        if task == "regression":
+            mean, std = model.predict(some, return_std=True)
+            yield from zip(map(repr, mean.tolist()), (std_factor * std).tolist(), strict=True)
+        else:
+            probs = model.predict_proba(some)
+            names = model.classes_[probs.argmax(1)].tolist()
+            yield from zip(names, probs.max(1).tolist(), strict=True)

@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import coresift
-from coresift.labelling.choose import stands_for
+from coresift import limits
+from coresift.labelling.choose import nearest_of
 from coresift.labelling.records import Chosen, CurvePoint, PlacedItem, ProjectReport
 from coresift.types import Floats, Index
 
 if TYPE_CHECKING:
     from coresift.labelling.project import Project
-
-# Items on the map beside the latest batch, drawn at random from all and from the labelled ones.
-_SHOWN, _SHOWN_LABELLED = 1200, 400
-# Items that are named as those that one of the batch stands for.
-_NAMED = 5
 
 
 def overview(project: Project) -> ProjectReport:
@@ -79,8 +75,8 @@ def _map(project: Project, labelled: list[int]) -> list[PlacedItem]:
             }
             break
     rng, size = np.random.default_rng(project.settings.seed), len(project.features)
-    some = rng.choice(size, min(_SHOWN, size), replace=False)
-    learned = rng.permutation(labelled)[:_SHOWN_LABELLED]
+    some = rng.choice(size, min(limits.MAP_ITEMS, size), replace=False)
+    learned = rng.permutation(labelled)[: limits.MAP_LABELLED]
     positions = np.unique(np.array([*some, *learned, *batch], np.int64))
     rows = project.rows(positions)
     places, ids = _places(rows, project.settings.seed), project.ledger.ids(positions.tolist())
@@ -89,12 +85,12 @@ def _map(project: Project, labelled: list[int]) -> list[PlacedItem]:
     shares: dict[int, float] = {}
     if batch:
         chosen = np.searchsorted(positions, list(batch))
-        owner = stands_for(rows, chosen.tolist())
+        owner = nearest_of(rows, rows[chosen])
         for place, (position, row) in enumerate(zip(batch, chosen, strict=True)):
             named[position] = tuple(
                 ids[one] for one in _nearest(rows, int(row), np.flatnonzero(owner == place))
             )
-            shares[position] = (batch[position].weight or 0.0) / size
+            shares[position] = (batch[position].nearest or 0.0) / size
     return [
         PlacedItem(
             id=ids[place],
@@ -116,7 +112,7 @@ def _nearest(rows: np.ndarray[tuple[int, int], np.dtype[np.float32]], row: int, 
     """Of the rows that an item stands for, those nearest to it, itself left out."""
     others = among[among != row]
     distance = np.square(rows[others] - rows[row]).sum(1)
-    return [int(one) for one in others[np.argsort(distance, kind="stable")[:_NAMED]]]
+    return [int(one) for one in others[np.argsort(distance, kind="stable")[: limits.MAP_NEAREST]]]
 
 
 def _places(rows: np.ndarray[tuple[int, int], np.dtype[np.float32]], seed: int) -> Floats:

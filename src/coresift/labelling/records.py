@@ -32,6 +32,27 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Labelled:
+    """An item's label as it stands.
+
+    Attributes
+    ----------
+    position : the item's row in the pool.
+    label : the number or the class, as text.
+    who, at : who gave it and when, as far as is known.
+    round : the latest round that asked for it; 0 where nobody did.
+    first : whether it was there when the project began.
+    """
+
+    position: int
+    label: str
+    who: str | None
+    at: str
+    round: int
+    first: bool
+
+
+@dataclass(frozen=True)
 class Chosen:
     """One item of a batch.
 
@@ -39,14 +60,16 @@ class Chosen:
     ----------
     position : its row in the pool.
     id : what people know it by.
-    rank : its place in the batch, from 1.
-    weight : how much of the pool it stands for, where the strategy says so.
+    rank : its number in the batch, from 1.
+    weight : the selector's own weight w_n, see `Batch.weights`; ``None`` where the strategy gives none.
+    nearest : about how many items of the pool are nearer to it than to the rest of the batch, by features.
     """
 
     position: int
     id: str
     rank: int
     weight: float | None = None
+    nearest: float | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +87,7 @@ class Round:
     seconds : what it took.
     notes : what else is worth keeping, such as the error expected from cross-validation.
     batch : the items, by rank.
+    residuals : what was left to explain after each step of the selector, see `Batch.residuals`.
     """
 
     number: int
@@ -77,6 +101,7 @@ class Round:
     seconds: float
     notes: Mapping[str, Any] = field(default_factory=dict)
     batch: tuple[Chosen, ...] = ()
+    residuals: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)

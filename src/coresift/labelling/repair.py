@@ -19,8 +19,8 @@ from typing import Any
 from coresift.atomic import write_text
 from coresift.errors import InputError
 from coresift.labelling.cells import guarded
+from coresift.labelling.database import NAME, TABLES
 from coresift.labelling.labellers.files import answer_parts
-from coresift.labelling.ledger import NAME, TABLES
 
 # The primary key of each table, in the order in which a ledger has them.
 _KEYS = {"facts": "fact", "items": "position", "rounds": "number", "imports": "import", "events": "event"}

@@ -6,17 +6,8 @@ import numpy as np
 import pytest
 
 from coresift.estimators import EnsembleRegressor
-from coresift.labelling import worth as worth_module
-from coresift.labelling.worth import (
-    Worth,
-    _has_stopped,
-    _Tested,
-    _Tester,
-    _verdict,
-    information,
-    learning_curves,
-    worth,
-)
+from coresift.labelling.curves import Tested, Tester, learning_curves
+from coresift.labelling.forecast import Forecast, _has_stopped, _verdict, _Words, forecast, information
 from coresift.posteriors import BayesianLinearRegression
 from coresift.types import InputError
 
@@ -24,7 +15,7 @@ from coresift.types import InputError
 FLAT, FALLING, UNCERTAIN = (0.02, 0.08), (0.06, 0.08), (0.02, 0.15)
 
 
-def said(result: Worth, words: str) -> bool:
+def said(result: Forecast, words: str) -> bool:
     return any(words in sentence for sentence in result.sentences)
 
 
@@ -35,16 +26,16 @@ def project(num_random: int, num_chosen: int) -> tuple[Any, Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def helpful() -> Worth:
+def helpful() -> Forecast:
     """Two labels in three of the pool say nothing new; those that were chosen are all from the third."""
     rounds, by_chance, generator = project(120, 180)
     x = generator.normal(size=(300, 3))
     x[:120][np.arange(120) % 3 > 0] = 0.0
     y = x[:, 0] + 2 * np.sin(2 * x[:, 1])
-    return worth(x, y, rounds, by_chance, "regression", batch_size=50, unit="m")
+    return forecast(x, y, rounds, by_chance, "regression", batch_size=50, unit="m")
 
 
-def test_forecasts_where_most_of_the_pool_is_redundant(helpful: Worth) -> None:
+def test_forecasts_where_most_of_the_pool_is_redundant(helpful: Forecast) -> None:
     assert said(helpful, "96 labels drawn from all so far give") and not said(helpful, "done better")
     assert said(helpful, "at 350 labels") and said(helpful, " m (rough interval")
     assert [point.labels for point in helpful.fitted][-2:] == [300, 350]
@@ -54,13 +45,14 @@ def test_forecasts_where_most_of_the_pool_is_redundant(helpful: Worth) -> None:
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_the_curve_of_noise_is_flat(task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worth_module, "_SURELY_FLAT", 0.3)  # 320 labels do not reach the real one
+def test_the_curve_of_noise_is_flat(task: Any) -> None:
     rounds, by_chance, generator = project(160, 160)
     x, y = generator.normal(size=(320, 1)), generator.normal(size=320)
     y = y > 0 if task == "classification" else y
     earlier = [(200, *FLAT), (240, *FLAT)]
-    result = worth(x, y, rounds, by_chance, task, batch_size=20, earlier=earlier)
+    result = forecast(
+        x, y, rounds, by_chance, task, batch_size=20, earlier=earlier, flat=(0.05, 0.3)
+    )  # 320 labels do not reach the real one
     assert said(result, "Random would have done as well")
     assert result.gain is not None and result.gain[0] < 0.05
     assert said(result, "Consider stopping") and said(result, "3 rounds agree")
@@ -70,11 +62,11 @@ def test_the_curve_of_noise_is_flat(task: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_choosing_is_said_to_help_only_beyond_its_noise() -> None:
     rng = np.random.default_rng(0)
     rows = np.zeros(200, dtype=np.int64)
-    tester = _Tester(rows, rows, rows[None], "classification", 0)
+    tester = Tester(rows, rows, rows[None], "classification", 0)
 
     def verdict(ours: Any, theirs: Any) -> str:
         losses = [(rng.random((4, 200)) < np.reshape(rate, (-1, 1))) * 1.0 for rate in (ours, theirs)]
-        return _verdict(tester, *(_Tested(100, each) for each in losses), "classification", "")
+        return _verdict(tester, *(Tested(100, each) for each in losses), _Words("classification", ""))
 
     assert verdict(0.1, 0.4).startswith("Choosing helps: 100 labels")
     assert verdict(0.4, 0.1).startswith("Random would have done better")
@@ -83,7 +75,7 @@ def test_choosing_is_said_to_help_only_beyond_its_noise() -> None:
     assert verdict([0.0, 0.3, 0.2, 0.5], [0.6, 0.3, 0.1, 0.4]).startswith("Random would have done as well")
 
 
-def test_no_stopping_while_the_error_falls(helpful: Worth) -> None:
+def test_no_stopping_while_the_error_falls(helpful: Forecast) -> None:
     assert not said(helpful, "Consider stopping")
 
 
@@ -91,13 +83,13 @@ def test_without_random_labels_there_is_no_comparison() -> None:
     rounds, by_chance, generator = project(20, 40)
     x = generator.normal(size=(60, 2))
     labels = np.where(x[:, 0] > 0, "up", "down")
-    result = worth(
+    result = forecast(
         x, labels, rounds, by_chance, "classification", batch_size=10, information=(0.25, 0.2), seed=3
     )
     assert result.random == () and result.information == (0.25, 0.2)
     assert said(result, "Only 20 labels were drawn at random")
     assert said(result, "carries 25%") and said(result, "a random batch of the same size carries 20%")
-    again = worth(
+    again = forecast(
         x, labels, rounds, by_chance, "classification", batch_size=10, information=(0.25, 0.2), seed=3
     )
     assert again == result
@@ -107,7 +99,7 @@ def test_without_random_labels_there_is_no_comparison() -> None:
 def test_counts_of_random_labels_read_well(num: int, words: str) -> None:
     rounds, _, generator = project(10, 20)
     x = generator.normal(size=(30, 1))
-    result = worth(x, x[:, 0], rounds, np.arange(30) < num, "regression", batch_size=5)
+    result = forecast(x, x[:, 0], rounds, np.arange(30) < num, "regression", batch_size=5)
     assert said(result, f"{words} at random") and said(result, "the RMSE may be lower")
 
 
@@ -119,7 +111,8 @@ def test_the_forecast_is_no_seed_noise() -> None:
     x = generator.normal(size=(33, 4))
     labels = np.where(x[:, 0] + 0.5 * generator.normal(size=33) > 0, "up", "down")
     results = [
-        worth(x, labels, rounds, by_chance, "classification", batch_size=10, seed=seed) for seed in range(6)
+        forecast(x, labels, rounds, by_chance, "classification", batch_size=10, seed=seed)
+        for seed in range(6)
     ]
     forecasts = [result.fitted[-1] for result in results]
     width = np.mean([one.high - one.low for one in forecasts])
@@ -145,7 +138,7 @@ def test_stopping_is_advised_where_three_rounds_agree(rounds: Any, stop: bool) -
 
 def test_labels_that_were_all_drawn_at_random_are_compared_with_nothing() -> None:
     x = np.random.default_rng(0).normal(size=(60, 2))
-    result = worth(x, x[:, 0], np.zeros(60), np.ones(60, bool), "regression", batch_size=10)
+    result = forecast(x, x[:, 0], np.zeros(60), np.ones(60, bool), "regression", batch_size=10)
     assert said(result, "nothing to compare") and result.random == result.fitted
 
 
@@ -155,14 +148,16 @@ def test_labels_that_were_all_drawn_at_random_are_compared_with_nothing() -> Non
 )
 def test_where_nothing_can_be_said_that_is_said(labels: Any, words: str) -> None:
     x, flags = np.zeros((len(labels), 2)), np.ones(len(labels), bool)
-    result = worth(x, labels, np.zeros(len(labels)), flags, "regression", batch_size=5)
+    result = forecast(x, labels, np.zeros(len(labels)), flags, "regression", batch_size=5)
     assert said(result, words) and result.curve == ()
 
 
 def test_a_class_that_comes_late_or_once_breaks_nothing() -> None:
     rounds, by_chance, generator = project(50, 30)
     labels = np.array(["common"] * 55 + ["late"] * 24 + ["once"])
-    result = worth(generator.normal(size=(80, 2)), labels, rounds, by_chance, "classification", batch_size=5)
+    result = forecast(
+        generator.normal(size=(80, 2)), labels, rounds, by_chance, "classification", batch_size=5
+    )
     assert result.random[0].error < 0.1  # all random labels are of one class
 
 
@@ -170,13 +165,13 @@ def test_a_solved_problem_has_nothing_to_gain() -> None:
     x = np.repeat([[-1.0], [1.0]], 40, 0) + 0.01 * np.random.default_rng(0).normal(size=(80, 1))
     order = np.random.default_rng(1).permutation(80)
     x, labels = x[order], np.where(x[order, 0] > 0, "up", "down")
-    result = worth(x, labels, np.zeros(80), np.ones(80, bool), "classification", batch_size=5)
+    result = forecast(x, labels, np.zeros(80), np.ones(80, bool), "classification", batch_size=5)
     assert result.gain is not None and np.isfinite(result.gain).all()
 
 
 def test_lengths_must_agree() -> None:
     with pytest.raises(InputError, match="3 rows, 2 labels"):
-        worth(np.zeros((3, 1)), np.zeros(2), np.zeros(3), np.zeros(3, bool), "regression", batch_size=1)
+        forecast(np.zeros((3, 1)), np.zeros(2), np.zeros(3), np.zeros(3, bool), "regression", batch_size=1)
 
 
 def covered(power: float, floor: float, shared: float, training: float) -> float:
@@ -184,14 +179,14 @@ def covered(power: float, floor: float, shared: float, training: float) -> float
     generator = np.random.default_rng(0)
     counts, target = np.array([40, 80, 160, 320]), 400
     rows = np.zeros(150, dtype=np.int64)
-    tester, hits = _Tester(rows, rows, rows[None], "classification", 0), []
+    tester, hits = Tester(rows, rows, rows[None], "classification", 0), []
     for _ in range(100):
         truth = floor + 2.0 * counts**-power
         level = truth * np.exp(training * generator.normal(size=len(counts)))
         # Some rows are hard at every count: their draws are shared.
         common, own = generator.random(150), generator.random((len(counts), 150))
         draws = np.where(generator.random(150) < shared, common, own)
-        tested = [_Tested(int(n), (u < p)[None] * 1.0) for n, u, p in zip(counts, draws, level, strict=True)]
+        tested = [Tested(int(n), (u < p)[None] * 1.0) for n, u, p in zip(counts, draws, level, strict=True)]
         curves = learning_curves(*tester.replicates(tested, generator), [target], generator)[:, 0]
         low, high = np.quantile(curves, (0.05, 0.95))
         hits.append(low <= floor + 2.0 * target**-power <= high)

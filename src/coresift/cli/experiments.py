@@ -1,0 +1,139 @@
+"""The commands of experiments: parse, call, print."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coresift.cli.common import split_names
+from coresift.errors import InputError
+
+# Imports are inside the commands: the others should not wait for them.
+
+commands = typer.Typer(
+    no_args_is_help=True, help="Compare strategies on tables whose labels are known, over many seeds."
+)
+
+Config = Annotated[Path, typer.Argument(help="A TOML file, such as experiments/table1.toml.")]
+Methods = Annotated[str, typer.Option(help="Only these methods, with commas between.")]
+Tables = Annotated[Path | None, typer.Option(help="Where data lies; CORESIFT_DATA or data by default.")]
+Device = Annotated[str, typer.Option(help="Where to train: cpu or cuda.")]
+
+
+@commands.command()
+def run(
+    config: Config,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for results; results/CONFIG by default.")
+    ] = None,
+    data: Annotated[str, typer.Option(help="Only these data sets, with commas between.")] = "",
+    methods: Methods = "",
+    seeds: Annotated[int | None, typer.Option(help="How many seeds, if not as the file says.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Only this seed, from 0 on, where models are trained alone.")
+    ] = None,
+    folder: Tables = None,
+    device: Device = "cpu",
+    workers: Annotated[int, typer.Option(help="Processes that evaluate and choose.")] = 1,
+    together: Annotated[
+        bool, typer.Option("--together", help="Train all methods side by side: for a GPU.")
+    ] = False,
+) -> None:
+    """Run an experiment; what is already there is not repeated, and a run that was stopped goes on."""
+    from coresift.bench.config import Experiment
+    from coresift.bench.runner import resources_used, run_experiment
+
+    experiment = Experiment.load(config).only(split_names(data), split_names(methods))
+    if seeds is not None:
+        experiment = replace(experiment, seeds=seeds)
+    where = out or Path("results") / config.stem
+    try:
+        run_experiment(
+            experiment,
+            where,
+            folder=folder,
+            device=device,
+            workers=workers,
+            together=together,
+            only_seed=seed,
+        )
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on from the last finished round", err=True)
+        raise typer.Exit(130) from None
+    typer.echo(f"took {resources_used()}")
+    typer.echo(f"results are in {where}; read them with: coresift experiment report {where}")
+
+
+@commands.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder of results.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write; the same folder by default.")] = None,
+    ceiling: Annotated[
+        Path | None, typer.Option(help="Another folder of results, with all labels, to compare with.")
+    ] = None,
+) -> None:
+    """Write tables, learning curves and paired tests as a page, Markdown and figures."""
+    from coresift.bench.report import write_report
+
+    typer.echo(f"written to {write_report(folder, out, ceiling=ceiling)}")
+
+
+@commands.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="probit-batches or linear-norms.")],
+    out: Annotated[Path | None, typer.Option(help="The file to write; NAME.png by default.")] = None,
+) -> None:
+    """Draw one of the paper's toy figures."""
+    from coresift.bench.plane import FIGURES
+    from coresift.report.figures import save
+
+    if name not in FIGURES:
+        raise InputError(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
+    path = out or Path(f"{name}.png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(FIGURES[name](), path)
+    typer.echo(f"written to {path}")
+
+
+@commands.command(name="map")
+def batch_map(
+    config: Config,
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Only these methods, with commas between; by default those of maxent, bald and acs-fw-j10 "
+            "that the file has, or else all methods."
+        ),
+    ] = "",
+    budget: Annotated[int, typer.Option(help="Points in each batch.")] = 200,
+    folder: Tables = None,
+    device: Device = "cpu",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file to write, next to one of data; batches-DATA.png by default."),
+    ] = None,
+) -> None:
+    """Draw where batches lie among the features of a model trained on the first labels."""
+    from coresift.bench.batch_map import BatchMap
+    from coresift.bench.config import Experiment
+    from coresift.report.figures import save
+
+    experiment = Experiment.load(config)
+    usual = [name for name in ("maxent", "bald", "acs-fw-j10") if name in experiment.methods]
+    experiment = experiment.only((), split_names(methods) or usual)
+    if out is not None and len(experiment.data) > 1:
+        raise typer.BadParameter(f"one file cannot hold the maps of {', '.join(experiment.data)}")
+    for data in experiment.data:
+        path = out or Path(f"batches-{data}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        simulation = experiment.simulation(data, folder, device, workers=1)
+        simulation.model.set_params(progress=True)  # the runner, which has a bar of its own, is not there
+        found = BatchMap.of(simulation, experiment.methods, budget)
+        found.save(path.with_suffix(".npz"))
+        save(found.picture(), path)
+        for name, value in found.spread.items():
+            typer.echo(f"{data} {name}: nearest other point of the batch at {value:.3f} of random's distance")
+        typer.echo(f"written to {path}")

@@ -1,0 +1,135 @@
+"""The commands that send batches to Label Studio and bring labels back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coresift.cli.common import Json, ProjectFolder, say
+
+# Imports are inside the commands: the others should not wait for them.
+
+commands = typer.Typer(no_args_is_help=True, help="Send batches to Label Studio and bring labels back.")
+
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file with the token, of mode 600; else the environment variable LABEL_STUDIO_API_KEY has it."
+    ),
+]
+TrustServer = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Send the token to this server, which the project names, from now on."),
+]
+
+
+def _confirm(trusted: str | None) -> Callable[[str], bool]:
+    """Ask the user about a server, where somebody is there to answer, unless ``trusted`` is its url."""
+
+    def confirm(url: str) -> bool:
+        if trusted is not None:
+            return trusted.strip().rstrip("/") == url
+        asked = f"The project names the server {url}, which you have not used before. Send it your token?"
+        return sys.stdin.isatty() and sys.stderr.isatty() and typer.confirm(asked, err=True)
+
+    return confirm
+
+
+@commands.command()
+def connect(
+    project: ProjectFolder,
+    url: Annotated[str, typer.Option(help="Of the server, such as http://127.0.0.1:8080.")],
+    title: Annotated[
+        str | None, typer.Option(help="Of the Label Studio project, which is made if there is none.")
+    ] = None,
+    project_id: Annotated[int | None, typer.Option(help="Of a Label Studio project that is there.")] = None,
+    control: Annotated[
+        str | None, typer.Option(help="Which of its controls has the label, where it has several.")
+    ] = None,
+    token_file: TokenFile = None,
+    allow_http: Annotated[
+        bool, typer.Option("--allow-http", help="Send the token unencrypted to another machine.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Connect the project to a Label Studio project."""
+    from coresift.labelling import label_studio
+    from coresift.labelling.label_studio_client import LabelStudio, read_token
+    from coresift.labelling.project import Project
+
+    token = read_token(token_file)
+    with Project(project) as opened, LabelStudio(url, token, allow_http=allow_http) as server:
+        if project_id is None:
+            title = title or project.absolute().name
+        made = label_studio.connect(opened, server, project_id, title, control)
+    say(
+        json,
+        asdict(made),
+        f"connected to {made.page}; send the batch with: coresift labelstudio push {project}",
+    )
+
+
+@commands.command()
+def push(
+    project: ProjectFolder,
+    token_file: TokenFile = None,
+    trust_server: TrustServer = None,
+    json: Json = False,
+) -> None:
+    """Send the pending items as tasks, in their order."""
+    from coresift.labelling import label_studio
+    from coresift.labelling.project import Project
+
+    confirm = _confirm(trust_server)
+    with Project(project) as opened, label_studio.open_server(opened, token_file, confirm) as server:
+        done = label_studio.push(opened, server)
+    say(json, asdict(done), f"{done.sent} tasks sent, {done.present} were there already")
+
+
+@commands.command()
+def pull(
+    project: ProjectFolder,
+    token_file: TokenFile = None,
+    trust_server: TrustServer = None,
+    json: Json = False,
+) -> None:
+    """Take in what was annotated."""
+    from coresift.labelling import label_studio
+    from coresift.labelling.project import Project
+
+    confirm = _confirm(trust_server)
+    with Project(project) as opened, label_studio.open_server(opened, token_file, confirm) as server:
+        found = label_studio.pull(opened, server)
+    say(
+        json,
+        asdict(found),
+        f"{found.new} new labels, {found.corrected} corrections, {found.skipped} skipped, {found.same} known",
+        *found.unusable,
+    )
+
+
+@commands.command()
+def watch(
+    project: ProjectFolder,
+    batch_size: Annotated[int, typer.Option(help="How many items in each further batch.")],
+    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 30.0,
+    rounds: Annotated[int | None, typer.Option(help="End after so many batches; never by default.")] = None,
+    token_file: TokenFile = None,
+    trust_server: TrustServer = None,
+    json: Json = False,
+) -> None:
+    """Whenever a batch is done, take it in, choose the next and send it; Ctrl-C ends it."""
+    from coresift.labelling import label_studio
+    from coresift.labelling.project import Project
+
+    confirm = _confirm(trust_server)
+    with Project(project) as opened, label_studio.open_server(opened, token_file, confirm) as server:
+        done = label_studio.watch(
+            opened, server, batch_size, every, rounds, report=lambda line: typer.echo(line, err=json)
+        )
+    say(json, asdict(done), f"{done.rounds} batches done ({done.ended})")

@@ -1,0 +1,217 @@
+"""Learning curves: cross-validate quick models on the first k labels, and fit a + b n^-c to their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coresift import limits
+from coresift.labelling.model import quick_model
+from coresift.labelling.records import CurvePoint, Task
+from coresift.types import Floats, Index
+
+FOLDS = 5
+# Folds share most of their training rows: the variance of their mean is that of independent tests, and this
+# much of it again (Nadeau and Bengio, Inference for the Generalization Error, 2003, for tests of 1/5).
+TRAINING = FOLDS / (FOLDS - 1)
+NORMAL = 1.645  # quantile for intervals that would hold in 90% of cases, if all assumptions were true
+# Learning curves fall as n^-c, with c around one half; nearly all known ones lie within these bounds.
+_POWERS = np.geomspace(0.1, 2.0, 25)
+_USUAL_POWER, _POWER_SPREAD = 0.5, 0.7
+# Early on a curve may fall otherwise: by so much, in logarithms, a point may be off for each halving before
+# the last.
+_DRIFT = 0.15
+
+
+@dataclass(frozen=True, eq=False)
+class Tested:
+    """Losses of test rows by models that were trained on so many labels.
+
+    Attributes
+    ----------
+    losses : (R, t) wrong or not, or squared errors, in each repeat of the cross-validation.
+    """
+
+    labels: int
+    losses: Floats
+
+    def rows(self) -> Floats:
+        """(t,) averages over repeats."""
+        return np.asarray(self.losses.mean(0))
+
+    def join(self, more: Tested) -> Tested:
+        """Add the losses of further repeats."""
+        return Tested(self.labels, np.concatenate([self.losses, more.losses]))
+
+
+@dataclass(frozen=True, eq=False)
+class Tester:
+    """Trains quick models without a fold, and tests them on it, several times over with other folds.
+
+    Attributes
+    ----------
+    folds : (R, n) the fold in which a row is tested, in each repeat; -1 for those that never are.
+    """
+
+    x: npt.NDArray[Any]
+    y: npt.NDArray[Any]
+    folds: Index
+    task: Task
+    seed: int
+
+    def cross_validate(self, orders: Sequence[Index], size: int | None = None) -> Tested:
+        """Train on the first ``size`` rows of an order that are not in the fold; each repeat has its order.
+
+        By default on as many as every fold leaves over.
+        """
+        left = [
+            order[folds[order] != fold]
+            for order, folds in zip(orders, self.folds, strict=True)
+            for fold in range(FOLDS)
+        ]
+        size = min(map(len, left)) if size is None else size
+        sets = [rows[:size] for rows in left]
+        losses = np.zeros(self.folds.shape)
+        for number, (rows, model) in enumerate(zip(sets, self._models(sets, size), strict=True)):
+            repeat, fold = divmod(number, FOLDS)
+            out = self.folds[repeat] == fold
+            predicted = model.predict(self.x[out]) if model else np.repeat(self.y[rows[:1]], out.sum())
+            wrong = predicted != self.y[out]
+            losses[repeat, out] = wrong if self.task == "classification" else (predicted - self.y[out]) ** 2
+        return Tested(size, losses[:, self.folds[0] >= 0])
+
+    def _models(self, sets: Sequence[Index], size: int) -> Iterator[Any | None]:
+        """Fit a model to each set of rows; ``None`` for one whose labels are all the same."""
+        several = [rows for rows in sets if len(np.unique(self.y[rows])) > 1]
+        seeds = [(self.seed + number) % 2**32 for number in range(len(several))]
+        model = quick_model(self.task, size, self.seed)
+        fits = iter(model.fit_many([(self.x[r], self.y[r]) for r in several], seeds) if several else ())
+        for rows in sets:
+            yield next(fits) if len(np.unique(self.y[rows])) > 1 else None
+
+    def cross_validate_first(self, counts: Sequence[int]) -> list[Tested]:
+        """Train on the first rows, so many as each count says."""
+        return [self.cross_validate([np.arange(count)] * len(self.folds)) for count in counts]
+
+    def error(self, loss: Any) -> Any:
+        """Turn mean losses into the error rate, or the root of squared errors."""
+        return loss if self.task == "classification" else np.sqrt(loss)
+
+    def point(self, tested: Tested) -> CurvePoint:
+        """Return a measured point; its interval is Wilson's for classes, the logarithm's for numbers."""
+        rows = tested.rows()
+        mean, num = rows.mean(), len(rows) / (1 + TRAINING)
+        if self.task == "classification":
+            middle = (mean + NORMAL**2 / (2 * num)) / (1 + NORMAL**2 / num)
+            half = np.sqrt(mean * (1 - mean) / num + (NORMAL / (2 * num)) ** 2)
+            half *= NORMAL / (1 + NORMAL**2 / num)
+            low, high = middle - half, middle + half
+        else:
+            ratio = np.exp(NORMAL * rows.std() / np.sqrt(num) / max(mean, 1e-300))
+            low, high = mean / ratio, mean * ratio
+        return CurvePoint(tested.labels, *(float(self.error(value)) for value in (mean, max(low, 0.0), high)))
+
+    def replicates(
+        self,
+        tested: Sequence[Tested],
+        generator: np.random.Generator,
+        num: int = limits.CURVE_REPLICATES,
+    ) -> tuple[list[int], Floats]:
+        """Counts (m,), and errors (R, m) as other test rows and other training sets would have given them.
+
+        Test rows are shared by all counts, and are drawn anew for all at once; training sets are not.
+        """
+        losses = np.stack([one.rows() for one in tested])  # (m, t)
+        rows = losses.shape[1]
+        picked = generator.multinomial(rows, np.full(rows, 1 / rows), size=num) / rows  # (R, t)
+        means = losses.mean(1)
+        variance = losses.var(1)
+        if self.task == "classification":
+            variance = np.maximum(means * (1 - means), 1 / rows)
+        noise = generator.normal(size=(num, len(tested))) * np.sqrt(variance * TRAINING / rows)
+        replicated = np.maximum(picked @ losses.T + noise, 0.1 * means)
+        return [one.labels for one in tested], np.asarray(self.error(replicated))
+
+
+def learning_curves(
+    labels: Sequence[int], errors: Floats, targets: Sequence[int], generator: np.random.Generator
+) -> Floats:
+    """(R, t) errors at the counts ``targets``, by a curve a + b n^-c with a, b >= 0 through each replicate.
+
+    The fit is by least squares, with less weight on outliers. Few points hardly determine c. A prior draws it
+    towards one half, in each replicate towards another value, and the curves spread as c is uncertain.
+
+    Parameters
+    ----------
+    labels : (m,) counts.
+    errors : (R, m) replicates of what was measured at these.
+    """
+    scale = max(labels)
+    counts, wanted = np.asarray(labels) / scale, np.asarray(targets) / scale
+    errors = errors * np.exp(_DRIFT * np.log2(1 / counts) * generator.normal(size=errors.shape))
+    spread = np.maximum(errors.std(0), 1e-3 * errors.mean() + 1e-12)
+    centres = generator.normal(np.log(_USUAL_POWER), _POWER_SPREAD, size=(len(errors), 1))
+    weights, found = np.ones_like(errors) / spread**2, np.zeros((len(errors), len(wanted)))
+    for _ in range(2):  # the second time with outliers known
+        losses, parameters = [], []
+        for power in _POWERS:
+            a, b = _line(counts**-power, errors, weights)
+            losses.append((weights * (errors - a - b * counts**-power) ** 2).sum(1))
+            parameters.append(np.concatenate([a, b], 1))
+        distance = (np.log(_POWERS) - centres) / _POWER_SPREAD  # (R, p)
+        best = (np.stack(losses, 1) + distance**2).argmin(1)
+        chosen = np.stack(parameters)[best, np.arange(len(errors))]  # (R, 2)
+        power = _POWERS[best][:, None]
+        found = chosen[:, :1] + chosen[:, 1:] * wanted**-power
+        off = np.abs(errors - chosen[:, :1] - chosen[:, 1:] * counts**-power) / spread
+        weights = 1 / (spread**2 * np.maximum(off / 2, 1))
+    return found
+
+
+def _line(u: Floats, errors: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """(R, 1) each: a, b >= 0 with the least weighted squares of errors (R, m) - a - b u (m,)."""
+    total = weights.sum(1, keepdims=True)
+    mean_u = (weights * u).sum(1, keepdims=True) / total
+    mean = (weights * errors).sum(1, keepdims=True) / total
+    square = (weights * (u - mean_u) ** 2).sum(1, keepdims=True)
+    b = (weights * (u - mean_u) * (errors - mean)).sum(1, keepdims=True) / np.maximum(square, 1e-300)
+    b = np.maximum(b, 0)
+    a = mean - b * mean_u
+    through_zero = (weights * u * errors).sum(1, keepdims=True) / (weights * u**2).sum(1, keepdims=True)
+    return np.maximum(a, 0), np.where(a < 0, through_zero, b)
+
+
+def points(labels: Sequence[int], draws: Floats) -> tuple[CurvePoint, ...]:
+    """Return the medians and 90% intervals of curves (R, t) at their first counts."""
+    low, middle, high = np.quantile(draws[:, : len(labels)], (0.05, 0.5, 0.95), axis=0).tolist()
+    return tuple(CurvePoint(*point) for point in zip(labels, middle, low, high, strict=True))
+
+
+def draw_folds(
+    tested: Index, num: int, generator: np.random.Generator, repeats: int = limits.CURVE_REPEATS
+) -> Index:
+    """(R, num) folds of the tested rows.
+
+    Each of five that came one after the other is in another fold, so that every fold leaves about as many of
+    the first k over.
+    """
+    blocks = -(-len(tested) // FOLDS)
+    drawn = generator.permuted(np.tile(np.arange(FOLDS), (repeats, blocks, 1)), axis=2)
+    folds = np.full((repeats, num), -1)
+    folds[:, tested] = drawn.reshape(repeats, -1)[:, : len(tested)]
+    return folds
+
+
+def label_counts(rounds: npt.NDArray[Any]) -> list[int]:
+    """Return the counts of labels after each round: five for many rounds, and halves for few."""
+    num = len(rounds)
+    ends = {int((rounds <= number).sum()) for number in np.unique(rounds)}
+    if len(ends) < 4:
+        ends |= {num // 2, num // 4}
+    known = np.array(sorted(end for end in ends if end >= limits.LEAST_LABELS))
+    wanted = np.geomspace(known[0], num, limits.CURVE_POINTS)
+    return sorted({int(known[np.abs(np.log(known / one)).argmin()]) for one in wanted})

@@ -1,0 +1,228 @@
+"""The SQLite file of a ledger: open it, read it, and add to it in transactions that survive a kill."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from coresift.atomic import replacing
+from coresift.errors import DiskFullError, InputError
+
+NAME, VERSION = "ledger.sqlite", 2
+
+# Tables begin at the same pages in all ledgers, and new columns come last; `repair` depends on both.
+# In events, weight says how many items of the pool are nearest to a chosen one, and own_weight is what the
+# selector gave it: ledgers of version 1 have the former alone.
+TABLES = """
+CREATE TABLE facts (
+    fact INTEGER PRIMARY KEY, at TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL
+);
+CREATE TABLE items (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE);
+CREATE TABLE rounds (
+    number INTEGER PRIMARY KEY, at TEXT NOT NULL, strategy TEXT NOT NULL, seed INTEGER NOT NULL,
+    model TEXT NOT NULL, data TEXT NOT NULL, asked TEXT NOT NULL, labels INTEGER NOT NULL,
+    seconds REAL NOT NULL, notes TEXT NOT NULL, residuals TEXT
+);
+CREATE TABLE imports (
+    import INTEGER PRIMARY KEY, at TEXT NOT NULL, source TEXT NOT NULL, fingerprint TEXT UNIQUE
+);
+CREATE TABLE events (
+    event INTEGER PRIMARY KEY,
+    at TEXT NOT NULL,
+    position INTEGER NOT NULL REFERENCES items,
+    kind TEXT NOT NULL CHECK (kind IN ('chosen', 'labelled', 'skipped', 'excluded', 'opened')),
+    round INTEGER REFERENCES rounds, rank INTEGER, weight REAL,
+    import INTEGER REFERENCES imports, label TEXT, who TEXT, said_at TEXT, own_weight REAL,
+    CHECK ((kind = 'labelled') = (label IS NOT NULL)),
+    CHECK ((kind = 'chosen') = (round IS NOT NULL AND rank IS NOT NULL))
+);
+CREATE INDEX events_of_items ON events (position, event);
+CREATE INDEX events_of_rounds ON events (round, rank) WHERE round IS NOT NULL;
+"""
+
+# Columns that version 2 added: a ledger of version 1 gets them when something is added to it first, and is
+# read through views that show them as empty until then.
+_NEW_COLUMNS = {"rounds": "residuals TEXT", "events": "own_weight REAL"}
+
+
+class Database:
+    """An open ledger file.
+
+    A file that cannot be written, or not any more, can still be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # Whether all of the file was checked, and not only what can be checked in a moment.
+        self._is_checked = False
+        self._is_full = False
+        writable = os.access(path.parent, os.W_OK) and os.access(path, os.W_OK)
+        settings = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON") if writable else ()
+        try:
+            self._version = self._open(writable, *settings)
+        except DiskFullError:
+            # It can still be read. The index of a log is kept in memory where the whole file is locked.
+            self._is_full = True
+            has_log = _has_log(path)
+            self._version = self._open(True, "locking_mode = EXCLUSIVE") if has_log else self._open(False)
+        try:
+            if not 1 <= self._version <= VERSION:
+                raise InputError(
+                    f"{path} is a ledger of version {self._version}, this program reads up to {VERSION}"
+                )
+            if problem := self._problem("quick_check") or self._problem("foreign_key_check"):
+                raise damaged(path, problem)
+            if self._version < VERSION:
+                self._show_new_columns()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, writable: bool, *settings: str) -> int:
+        """Connect to the file; returns its version."""
+        with _explained(self.path, "read"):
+            self._connection = _connect(self.path, writable)
+        try:
+            with _explained(self.path, "read"):
+                for setting in ("temp_store = MEMORY", *settings):
+                    self._connection.execute(f"PRAGMA {setting}")
+                return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        """Return all rows of a query."""
+        with _explained(self.path, "read"):
+            return self._connection.execute(query, values).fetchall()
+
+    def row(self, query: str, values: Sequence[Any] = ()) -> Any:
+        """Return the first row of a query; ``None`` where there is none."""
+        with _explained(self.path, "read"):
+            return self._connection.execute(query, values).fetchone()
+
+    @contextmanager
+    def adding(self) -> Iterator[sqlite3.Connection]:
+        """Give a transaction that is written through to the disk at its end, or leaves no trace.
+
+        Nothing is added to a damaged file.
+        """
+        if self._is_full:
+            raise DiskFullError(f"cannot write to {self.path}: the disk is full; make room and try again")
+        with _explained(self.path, "write to"):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                if not self._is_checked and (problem := self.damage()):
+                    raise damaged(self.path, problem)
+                self._is_checked = True
+                if self._version < VERSION:
+                    self._add_new_columns()
+                yield self._connection
+                self._connection.execute("COMMIT")
+                self._version = VERSION
+            except BaseException:
+                if self._connection.in_transaction:  # SQLite may have undone it by itself
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def damage(self) -> str | None:
+        """Say what SQLite finds wrong with the file; ``None`` if it is sound."""
+        return self._problem("integrity_check") or self._problem("foreign_key_check")
+
+    def _problem(self, check: str) -> str | None:
+        """The first thing that a check of SQLite finds."""
+        try:
+            rows = self._connection.execute(f"PRAGMA {check}").fetchmany(1)
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            return str(error)
+        return None if rows in ([], [("ok",)]) else ", ".join(map(str, rows[0])).replace("\n", " ")
+
+    def _show_new_columns(self) -> None:
+        """Read an older ledger as if it had the new columns, without writing to it."""
+        with _explained(self.path, "read"):
+            for table, column in _NEW_COLUMNS.items():
+                self._connection.execute(
+                    f"CREATE TEMP VIEW {table} AS SELECT *, NULL AS {column.split()[0]} FROM main.{table}"
+                )
+
+    def _add_new_columns(self) -> None:
+        """Bring an older ledger up to this version, unless another program just did."""
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        for table, column in _NEW_COLUMNS.items():
+            self._connection.execute(f"DROP VIEW temp.{table}")
+            if version < VERSION:
+                self._connection.execute(f"ALTER TABLE main.{table} ADD COLUMN {column}")
+        self._connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+@contextmanager
+def creating(path: Path) -> Iterator[sqlite3.Connection]:
+    """Give a new, empty ledger in a transaction; the file is there whole at the end, or not at all."""
+    with (
+        _explained(path, "write"),
+        replacing(path) as file,
+        closing(sqlite3.connect(file.name, isolation_level=None)) as connection,
+    ):
+        connection.executescript(TABLES)
+        connection.execute("BEGIN")
+        yield connection
+        for table in ("facts", "items", "rounds", "imports", "events"):
+            for change in ("UPDATE", "DELETE"):
+                connection.execute(
+                    f"CREATE TRIGGER no_{change.lower()}_of_{table} BEFORE {change} ON {table} "
+                    "BEGIN SELECT RAISE(ABORT, 'the ledger is only added to'); END"
+                )
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+
+
+def damaged(path: Path, problem: str) -> InputError:
+    """Give the error to raise for a damaged ledger."""
+    return InputError(
+        f"{path} is damaged ({problem}) and is not written to; put a copy of it back, or save what can be "
+        f"read with: coresift repair {shlex.quote(str(path.parent))} OUT"
+    )
+
+
+@contextmanager
+def _explained(path: Path, doing: str) -> Iterator[None]:
+    """Turn errors of SQLite that a file or a disk is to blame for into ours."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", 0)
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE):
+            raise DiskFullError(f"cannot {doing} {path}: the disk is full; make room and try again") from None
+        if code & 0xFF == sqlite3.SQLITE_NOTADB:
+            raise InputError(f"{path} is no ledger: {error}") from None
+        if code & 0xFF == sqlite3.SQLITE_CORRUPT:
+            raise damaged(path, str(error)) from None
+        if isinstance(error, sqlite3.OperationalError):  # such as of a file that may only be read
+            raise InputError(f"cannot {doing} {path}: {error}") from None
+        raise
+    except UnicodeDecodeError as error:  # of a message of SQLite's that quotes a damaged schema
+        raise damaged(path, str(error)) from None
+
+
+def _connect(path: Path, writable: bool) -> sqlite3.Connection:
+    """Connect for reading and adding, or for reading alone where nothing can be written."""
+    if writable:
+        return sqlite3.connect(path, isolation_level=None, timeout=30)
+    # What is still in the log next to the file, SQLite reads by the index that a writer keeps there. Without
+    # a log it would make one, unless it is told that the file stays as it is.
+    fixed = "" if _has_log(path) else "&immutable=1"
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{fixed}", uri=True, isolation_level=None)
+
+
+def _has_log(path: Path) -> bool:
+    """Whether there is a log next to the file, with what was added to it last."""
+    log = path.with_name(f"{path.name}-wal")
+    return log.exists() and log.stat().st_size > 0

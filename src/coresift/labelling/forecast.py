@@ -1,0 +1,378 @@
+"""What a batch is worth: how the error has fallen, where it is going, and whether random would have done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from coresift import limits
+from coresift.labelling.curves import (
+    FOLDS,
+    NORMAL,
+    TRAINING,
+    Tested,
+    Tester,
+    draw_folds,
+    label_counts,
+    learning_curves,
+    points,
+)
+from coresift.labelling.records import CurvePoint, Task
+from coresift.pool import as_pool
+from coresift.posteriors.base import Posterior
+from coresift.posteriors.network import at_the_last_layer
+from coresift.selectors.information import information as share_of_total
+from coresift.spaces.likelihood import sampled_likelihood_space
+from coresift.spaces.vectors import VectorSpace
+from coresift.types import Floats, Index, InputError
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is known of a batch before it is labelled.
+
+    Attributes
+    ----------
+    information : shares of the pool's information that the batch and random batches carry, see `information`.
+    curve : cross-validated error after each round so far; ``labels`` are those trained on, without the fold
+        that was tested.
+    fitted : the curve error = a + b n^-c through these, at the same counts, now, and after the batch.
+    random : the same for labels drawn at random; empty where too few were.
+    gain : share of the error that twice as many labels would take off, the median and the 90% quantile over
+        fitted curves.
+    sentences : all of that for people.
+    """
+
+    information: tuple[float, float] | None
+    curve: tuple[CurvePoint, ...] = ()
+    fitted: tuple[CurvePoint, ...] = ()
+    random: tuple[CurvePoint, ...] = ()
+    gain: tuple[float, float] | None = None
+    sentences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class _Labels:
+    """The labels in the order of their rounds, of many a random part; ``total`` counts all."""
+
+    x: npt.NDArray[Any]
+    y: npt.NDArray[Any]
+    rounds: npt.NDArray[Any]
+    is_random: npt.NDArray[np.bool_]
+    total: int
+
+    @classmethod
+    def sorted(
+        cls,
+        x: npt.NDArray[Any],
+        y: npt.NDArray[Any],
+        rounds: npt.NDArray[Any],
+        is_random: npt.NDArray[Any],
+        seed: int,
+        most: int = limits.CURVE_LABELS,
+    ) -> _Labels:
+        if not len(x) == len(y) == len(rounds) == len(is_random):
+            raise InputError(
+                f"there are {len(x)} rows, {len(y)} labels, {len(rounds)} rounds and {len(is_random)} marks "
+                "of random ones, expected as many of each"
+            )
+        order = np.argsort(rounds, kind="stable")  # answers may come late
+        if len(y) > most:  # these tell as well, in seconds
+            order = order[np.sort(np.random.default_rng(seed).choice(len(y), most, replace=False))]
+        return cls(x[order], y[order], rounds[order], is_random[order], len(y))
+
+    @property
+    def is_fair(self) -> bool:
+        """Whether enough labels were drawn at random to stand for the pool."""
+        return int(self.is_random.sum()) >= limits.LEAST_RANDOM
+
+    def tested(self) -> Index:
+        """The rows to test on."""
+        return np.flatnonzero(self.is_random) if self.is_fair else np.arange(len(self.y))
+
+    def problem(self) -> str | None:
+        """Why nothing can be said about the error."""
+        if len(self.y) < limits.LEAST_FORECAST:
+            return (
+                f"{len(self.y)} labels are too few to say what more of them would bring; "
+                f"{limits.LEAST_FORECAST} may do."
+            )
+        if len(np.unique(self.y)) < 2:
+            return f"All {len(self.y)} labels are the same, so there is no error to speak of yet."
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class _Extrapolation:
+    """The learning curve so far, and where it is going.
+
+    Attributes
+    ----------
+    measured : the cross-validated points.
+    targets : counts at which curves were evaluated, the last of them twice as many as now.
+    draws : (R, t) errors there.
+    is_steady : whether other folds and seeds would hardly move the forecast.
+    """
+
+    tester: Tester
+    measured: tuple[CurvePoint, ...]
+    targets: tuple[int, ...]
+    draws: Floats
+    is_steady: bool
+
+    @property
+    def fitted(self) -> tuple[CurvePoint, ...]:
+        return points(self.targets[:-1], self.draws)
+
+    def gain(self, now: int) -> tuple[float, float]:
+        """Share of the error that twice as many labels would take off, the median and the 90% quantile."""
+        at_present = self.draws[:, self.targets.index(now)]
+        # Where no error is left, none can be taken off.
+        gains = np.where(at_present > 0, 1 - self.draws[:, -1] / np.maximum(at_present, 1e-300), 0.0)
+        likely, most = np.quantile(gains, (0.5, 0.9)).tolist()
+        return likely, most
+
+
+def information(
+    posterior: Posterior, pool_rows: Any, batch_rows: Any, seed: int = 0
+) -> tuple[float, float] | None:
+    """Compute the shares of the pool's information that a batch and random batches of its size carry.
+
+    For the latter it is the mean over five of them. A share is 1 - ||L - L(w)||^2 / ||L||^2 with the best
+    weights w >= 0 on the batch, where L is the sum of the likelihood vectors of a random sample of the pool.
+    ``None`` where the posterior holds fewer samples than twice the batch, as small ensembles do: in so few
+    dimensions any batch seems to stand for the whole pool.
+
+    Parameters
+    ----------
+    pool_rows, batch_rows : (N, d) and (b, d).
+    """
+    rng = np.random.default_rng(seed)
+    if len(pool_rows) > limits.POOL_SAMPLE:
+        chosen = rng.choice(len(pool_rows), limits.POOL_SAMPLE, replace=False)
+        pool_rows = np.asarray(pool_rows)[np.sort(chosen)]
+    pool_rows, size = np.asarray(pool_rows), len(batch_rows)
+    drawn = [
+        rng.choice(len(pool_rows), min(size, len(pool_rows)), replace=False)
+        for _ in range(limits.RANDOM_BATCHES)
+    ]
+    batches = np.concatenate([np.asarray(batch_rows), *(pool_rows[index] for index in drawn)])
+    head, pool, rows = at_the_last_layer(posterior, as_pool(pool_rows), torch.as_tensor(batches))
+    generator = torch.Generator().manual_seed(seed)
+    space = sampled_likelihood_space(
+        head, pool, limits.INFORMATION_SAMPLES, generator=generator, labelled=rows
+    )
+    if space.labelled is None or len(space.labelled) < 2 * size:
+        return None
+    total, shares = space.total(), []
+    for vectors in torch.split(space.labelled.double(), [size, *map(len, drawn)], dim=1):
+        # One more vector stands for all the rest, so that the total is that of the pool.
+        whole = VectorSpace(torch.cat([vectors, (total - vectors.sum(1))[:, None]], 1))
+        shares.append(share_of_total(whole, torch.arange(vectors.shape[1])))
+    return shares[0], float(np.mean(shares[1:]))
+
+
+def forecast(
+    x: npt.NDArray[Any],
+    y: npt.NDArray[Any],
+    rounds: npt.NDArray[Any],
+    random_rows: npt.NDArray[Any],
+    task: Task,
+    *,
+    batch_size: int,
+    information: tuple[float, float] | None = None,
+    earlier: Sequence[tuple[int, float, float]] = (),
+    seed: int = 0,
+    unit: str = "",
+    flat: tuple[float, float] = limits.FLAT,
+) -> Forecast:
+    """Say what the labels so far tell about a batch: the error after it, and what random labels would give.
+
+    Five times a fifth of the labels is left out, and quick models are trained on the first k of the others.
+    That is repeated with other folds and seeds, until the forecast hardly moves any more. If at least 50
+    labels were drawn at random, only those are tested on: they stand for the pool. Else all are, and since
+    chosen items are harder, the error on the pool is overstated.
+
+    Parameters
+    ----------
+    x, y : (n, d) features and (n,) labels, in the order in which they came.
+    rounds : (n,) the round that each belongs to, 0 for first labels.
+    random_rows : (n,) bool, which were drawn at random from the pool.
+    batch_size : labels that the batch will add.
+    information : see the function of that name; put into words as well.
+    earlier : (labels, median, 90% quantile) of the ``gain`` of earlier rounds, by round; stopping is advised
+        only where several agree.
+    unit : of the labels, for the sentences.
+    flat : gains below which a curve is flat.
+    """
+    labels = _Labels.sorted(x, y, rounds, random_rows, seed)
+    sentences = [] if information is None else [_carried(*information)]
+    if problem := labels.problem():
+        return Forecast(information, sentences=(*sentences, problem))
+    generator = np.random.default_rng(seed)
+    now, after = labels.total, labels.total + batch_size
+    found = _extrapolate(labels, task, now, after, seed, generator)
+    words = _Words(task, unit, found.is_steady)
+    sentences.append(
+        f"After this batch, at {after} labels, the {words.name} should be {words.point(found.fitted[-1])}."
+    )
+    random, more = _compare(labels, found, words, generator)
+    gain = found.gain(now)
+    sentences += more
+    if _has_stopped([*earlier, (now, *gain)], flat):
+        sentences.append(
+            f"The {words.name} seems to have stopped falling: {limits.ROUNDS_TO_STOP} rounds agree that "
+            f"twice as many labels would take off little of it, by the latest some {gain[0]:.0%} and hardly "
+            f"more than {gain[1]:.0%}. Consider stopping here."
+        )
+    return Forecast(information, found.measured, found.fitted, random, gain, tuple(sentences))
+
+
+def _extrapolate(
+    labels: _Labels, task: Task, now: int, after: int, seed: int, generator: np.random.Generator
+) -> _Extrapolation:
+    """Cross-validate and fit curves, with further repeats until the forecast hardly moves."""
+    tested, size, counts = labels.tested(), len(labels.y), label_counts(labels.rounds)
+    tester = Tester(labels.x, labels.y, draw_folds(tested, size, generator), task, seed)
+    measured = tester.cross_validate_first(counts)
+    targets = (*sorted({*(one.labels for one in measured), now, after}), 2 * now)
+    while True:
+        draws = learning_curves(*tester.replicates(measured, generator), targets, generator)
+        last, num_repeats = points(targets[:-1], draws)[-1], len(measured[0].losses)
+        moves = _spread_of_repeats(tester, measured, after, generator)
+        is_steady = bool(moves <= limits.CURVE_STEADY * (last.high - last.low))
+        if is_steady or num_repeats >= limits.MOST_CURVE_REPEATS:
+            points_so_far = tuple(map(tester.point, measured))
+            return _Extrapolation(tester, points_so_far, targets, draws, is_steady)
+        again = replace(tester, folds=draw_folds(tested, size, generator), seed=seed + num_repeats * FOLDS)
+        measured = [
+            one.join(more) for one, more in zip(measured, again.cross_validate_first(counts), strict=True)
+        ]
+
+
+def _spread_of_repeats(
+    tester: Tester, measured: Sequence[Tested], target: int, generator: np.random.Generator
+) -> float:
+    """Plus and minus two standard errors of the forecast, by forecasts from single repeats."""
+    num_repeats = len(measured[0].losses)
+    singles = []
+    for repeat in range(num_repeats):
+        alone = [Tested(one.labels, one.losses[[repeat]]) for one in measured]
+        singles.append(learning_curves(*tester.replicates(alone, generator), [target], generator))
+    return float(4 * np.std(np.median(singles, 1), ddof=1) / np.sqrt(num_repeats))
+
+
+# Chosen labels against random ones.
+
+
+def _compare(
+    labels: _Labels, found: _Extrapolation, words: _Words, generator: np.random.Generator
+) -> tuple[tuple[CurvePoint, ...], list[str]]:
+    """The curve of labels drawn at random, and what it says about choosing.
+
+    Models trained on labels drawn at random from the pool are compared, on the same test rows, with models
+    trained on as many labels drawn from all. This shows what a label of the chosen kind is worth next to a
+    random one, at as many labels as there are random ones. It does not show the same for larger sets, and a
+    thinned batch is less well spread than a whole one. All labels in their order cannot be compared with
+    random ones among them, because most of them were chosen.
+    """
+    if not labels.is_fair:
+        num = int(labels.is_random.sum())
+        few = "No label was" if num == 0 else "Only 1 label was" if num == 1 else f"Only {num} labels were"
+        return (), [
+            f"{few} drawn at random, so all labels were tested on; chosen ones are harder, and on the pool "
+            f"the {words.name} may be lower. With {limits.LEAST_RANDOM} random ones it could also be told "
+            "whether choosing helps."
+        ]
+    if labels.is_random.all():
+        return found.fitted, ["All labels so far were drawn at random, so there is nothing to compare yet."]
+    random, mixed = _against_random(found.tester, labels.is_random, generator)
+    curves = learning_curves(*found.tester.replicates(random, generator), found.targets, generator)
+    curve = points(found.targets[:-1], curves)
+    return curve, [
+        f"As many labels drawn at random should give {words.point(curve[-1])}.",
+        _verdict(found.tester, mixed, random[-1], words),
+    ]
+
+
+def _against_random(
+    tester: Tester, is_random: npt.NDArray[np.bool_], generator: np.random.Generator
+) -> tuple[list[Tested], Tested]:
+    """Models of a quarter, a half and all of the labels drawn at random; and of as many of all labels."""
+    repeats = len(tester.folds)
+    random, mixed = (
+        [generator.permutation(rows) for _ in range(repeats)]
+        for rows in (np.flatnonzero(is_random), np.arange(len(is_random)))
+    )
+    most = tester.cross_validate(random)
+    fewer = [tester.cross_validate(random, most.labels // part) for part in (4, 2)]
+    return [*fewer, most], tester.cross_validate(mixed, most.labels)
+
+
+def _verdict(tester: Tester, mixed: Tested, random: Tested, words: _Words) -> str:
+    """Whether labels like the chosen ones beat random ones, by the losses of the same rows."""
+    # Absolute errors of numbers: the squares of a few rows would drown all others.
+    gaps = tester.error(mixed.losses) - tester.error(random.losses)  # (R, t)
+    repeats, num = gaps.shape
+    # All repeats draw from the same labels: the noise of a mean is that of one repeat, not of their average,
+    # and means differ from repeat to repeat beyond it.
+    variance = gaps.var(1).mean() * (1 + TRAINING) / num + gaps.mean(1).var(ddof=1) / repeats
+    half = NORMAL * np.sqrt(variance)
+    ours, theirs = (words.number(tester.point(one).error) for one in (mixed, random))
+    seen = f"{mixed.labels} labels drawn from all so far give {ours}, as many random ones {theirs}"
+    if gaps.mean() + half < 0:
+        return f"Choosing helps: {seen}."
+    if gaps.mean() - half > 0:
+        return f"Random would have done better: {seen}."
+    return f"Random would have done as well, as far as can be told: {seen}."
+
+
+def _has_stopped(rounds: Sequence[tuple[int, float, float]], flat: tuple[float, float] = limits.FLAT) -> bool:
+    """Whether the latest rounds agree that the curve is flat, by the labels and the gain of each."""
+    agreed, fewest = 0, math.inf
+    for labels, likely, most in reversed(rounds):
+        if not (labels >= limits.LEAST_TO_STOP and likely < flat[0] and most < flat[1]):
+            return False
+        if labels * limits.NEW_LABELS_TO_STOP <= fewest:
+            agreed, fewest = agreed + 1, labels
+        if agreed == limits.ROUNDS_TO_STOP:
+            return True
+    return False
+
+
+# Sentences.
+
+
+@dataclass(frozen=True)
+class _Words:
+    """How errors are put into words."""
+
+    task: Task
+    unit: str
+    is_steady: bool = True
+
+    @property
+    def name(self) -> str:
+        return "error rate" if self.task == "classification" else "RMSE"
+
+    def number(self, error: float) -> str:
+        return f"{error:.1%}" if self.task == "classification" else f"{error:.3g} {self.unit}".rstrip()
+
+    def point(self, point: CurvePoint) -> str:
+        error, low, high = map(self.number, (point.error, point.low, point.high))
+        if self.is_steady:
+            return f"{error} (rough interval {low} to {high})"
+        return f"roughly between {low} and {high}"
+
+
+def _carried(of_batch: float, of_random: float) -> str:
+    return (
+        f"Weighted, the batch carries {of_batch:.0%} of the pool's information, as the model sees it; a "
+        f"random batch of the same size carries {of_random:.0%} on average."
+    )
