@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coresift.estimators import EnsembleRegressor
-from coresift.labelling.curves import Tested, Tester, learning_curves
+from coresift.labelling.curves import CrossValidator, Losses, learning_curves
 from coresift.labelling.forecast import Forecast, _has_stopped, _verdict, _Words, forecast, information
 from coresift.posteriors import BayesianLinearRegression
 from coresift.types import InputError
@@ -62,11 +62,11 @@ def test_the_curve_of_noise_is_flat(task: Any) -> None:
 def test_choosing_is_said_to_help_only_beyond_its_noise() -> None:
     rng = np.random.default_rng(0)
     rows = np.zeros(200, dtype=np.int64)
-    tester = Tester(rows, rows, rows[None], "classification", 0)
+    tester = CrossValidator(rows, rows, rows[None], "classification", 0)
 
     def verdict(ours: Any, theirs: Any) -> str:
         losses = [(rng.random((4, 200)) < np.reshape(rate, (-1, 1))) * 1.0 for rate in (ours, theirs)]
-        return _verdict(tester, *(Tested(100, each) for each in losses), _Words("classification", ""))
+        return _verdict(tester, *(Losses(100, each) for each in losses), _Words("classification", ""))
 
     assert verdict(0.1, 0.4).startswith("Choosing helps: 100 labels")
     assert verdict(0.4, 0.1).startswith("Random would have done better")
@@ -179,14 +179,14 @@ def covered(power: float, floor: float, shared: float, training: float) -> float
     generator = np.random.default_rng(0)
     counts, target = np.array([40, 80, 160, 320]), 400
     rows = np.zeros(150, dtype=np.int64)
-    tester, hits = Tester(rows, rows, rows[None], "classification", 0), []
+    tester, hits = CrossValidator(rows, rows, rows[None], "classification", 0), []
     for _ in range(100):
         truth = floor + 2.0 * counts**-power
         level = truth * np.exp(training * generator.normal(size=len(counts)))
         # Some rows are hard at every count: their draws are shared.
         common, own = generator.random(150), generator.random((len(counts), 150))
         draws = np.where(generator.random(150) < shared, common, own)
-        tested = [Tested(int(n), (u < p)[None] * 1.0) for n, u, p in zip(counts, draws, level, strict=True)]
+        tested = [Losses(int(n), (u < p)[None] * 1.0) for n, u, p in zip(counts, draws, level, strict=True)]
         curves = learning_curves(*tester.replicates(tested, generator), [target], generator)[:, 0]
         low, high = np.quantile(curves, (0.05, 0.95))
         hits.append(low <= floor + 2.0 * target**-power <= high)

@@ -17,6 +17,7 @@ import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
+from coresift import select
 from coresift.cli import app
 from coresift.labelling import creation, storage
 from coresift.labelling.encoders import write_features
@@ -126,6 +127,33 @@ def test_the_whole_loop(project, tmp_path):
     assert "item-3" in page and "predictive-lcmd" in page
     (label, probability), *_ = made["notes"]["predicted"]
     assert f"predicted {label} ({probability:.0%})" in page
+
+
+def test_a_batch_keeps_the_weights_and_residuals_of_its_selector(project, tmp_path):
+    folder, _ = project
+    made = say("select", folder, "--batch-size", 6, "--strategy", "acs-fw")
+    with Project(folder) as opened:
+        kept = opened.ledger.rounds()[-1]
+        (cold,) = opened.ledger.rounds()
+        labels, _ = opened.labels()
+        known = [one.position for one in labels]
+        rest = np.setdiff1d(np.arange(N), known)
+        batch = select(
+            opened.rows(rest),
+            budget=6,
+            strategy="acs-fw",
+            posterior=opened.fit().posterior_,
+            labelled=opened.rows(known),
+            seed=cold.seed,
+        )
+    assert rest[batch.index].tolist() == [one.position for one in kept.batch]
+    np.testing.assert_allclose([one.weight for one in kept.batch], batch.weights, rtol=1e-5)
+    np.testing.assert_allclose(kept.residuals, batch.residuals, rtol=1e-5)
+    assert [one["weight"] for one in made["batch"]] == [one.weight for one in kept.batch]
+    run("report", folder)
+    # The default spreads its batch, and weighs nothing.
+    default = say("select", folder, "--batch-size", 6, "--more")["batch"]
+    assert all(one["weight"] is None and one["nearest"] > 0 for one in default)
 
 
 def test_numbers(tmp_path):

@@ -28,7 +28,7 @@ _DRIFT = 0.15
 
 
 @dataclass(frozen=True, eq=False)
-class Tested:
+class Losses:
     """Losses of test rows by models that were trained on so many labels.
 
     Attributes
@@ -43,13 +43,13 @@ class Tested:
         """(t,) averages over repeats."""
         return np.asarray(self.losses.mean(0))
 
-    def join(self, more: Tested) -> Tested:
+    def join(self, more: Losses) -> Losses:
         """Add the losses of further repeats."""
-        return Tested(self.labels, np.concatenate([self.losses, more.losses]))
+        return Losses(self.labels, np.concatenate([self.losses, more.losses]))
 
 
 @dataclass(frozen=True, eq=False)
-class Tester:
+class CrossValidator:
     """Trains quick models without a fold, and tests them on it, several times over with other folds.
 
     Attributes
@@ -63,7 +63,7 @@ class Tester:
     task: Task
     seed: int
 
-    def cross_validate(self, orders: Sequence[Index], size: int | None = None) -> Tested:
+    def cross_validate(self, orders: Sequence[Index], size: int | None = None) -> Losses:
         """Train on the first ``size`` rows of an order that are not in the fold; each repeat has its order.
 
         By default on as many as every fold leaves over.
@@ -82,7 +82,7 @@ class Tester:
             predicted = model.predict(self.x[out]) if model else np.repeat(self.y[rows[:1]], out.sum())
             wrong = predicted != self.y[out]
             losses[repeat, out] = wrong if self.task == "classification" else (predicted - self.y[out]) ** 2
-        return Tested(size, losses[:, self.folds[0] >= 0])
+        return Losses(size, losses[:, self.folds[0] >= 0])
 
     def _models(self, sets: Sequence[Index], size: int) -> Iterator[Any | None]:
         """Fit a model to each set of rows; ``None`` for one whose labels are all the same."""
@@ -93,7 +93,7 @@ class Tester:
         for rows in sets:
             yield next(fits) if len(np.unique(self.y[rows])) > 1 else None
 
-    def cross_validate_first(self, counts: Sequence[int]) -> list[Tested]:
+    def cross_validate_first(self, counts: Sequence[int]) -> list[Losses]:
         """Train on the first rows, so many as each count says."""
         return [self.cross_validate([np.arange(count)] * len(self.folds)) for count in counts]
 
@@ -101,7 +101,7 @@ class Tester:
         """Turn mean losses into the error rate, or the root of squared errors."""
         return loss if self.task == "classification" else np.sqrt(loss)
 
-    def point(self, tested: Tested) -> CurvePoint:
+    def point(self, tested: Losses) -> CurvePoint:
         """Return a measured point; its interval is Wilson's for classes, the logarithm's for numbers."""
         rows = tested.rows()
         mean, num = rows.mean(), len(rows) / (1 + TRAINING)
@@ -117,7 +117,7 @@ class Tester:
 
     def replicates(
         self,
-        tested: Sequence[Tested],
+        tested: Sequence[Losses],
         generator: np.random.Generator,
         num: int = limits.CURVE_REPLICATES,
     ) -> tuple[list[int], Floats]:

@@ -16,8 +16,8 @@ from coresift.labelling.curves import (
     FOLDS,
     NORMAL,
     TRAINING,
-    Tested,
-    Tester,
+    CrossValidator,
+    Losses,
     draw_folds,
     label_counts,
     learning_curves,
@@ -120,7 +120,7 @@ class _Extrapolation:
     is_steady : whether other folds and seeds would hardly move the forecast.
     """
 
-    tester: Tester
+    tester: CrossValidator
     measured: tuple[CurvePoint, ...]
     targets: tuple[int, ...]
     draws: Floats
@@ -239,7 +239,7 @@ def _extrapolate(
 ) -> _Extrapolation:
     """Cross-validate and fit curves, with further repeats until the forecast hardly moves."""
     tested, size, counts = labels.tested(), len(labels.y), label_counts(labels.rounds)
-    tester = Tester(labels.x, labels.y, draw_folds(tested, size, generator), task, seed)
+    tester = CrossValidator(labels.x, labels.y, draw_folds(tested, size, generator), task, seed)
     measured = tester.cross_validate_first(counts)
     targets = (*sorted({*(one.labels for one in measured), now, after}), 2 * now)
     while True:
@@ -257,13 +257,13 @@ def _extrapolate(
 
 
 def _spread_of_repeats(
-    tester: Tester, measured: Sequence[Tested], target: int, generator: np.random.Generator
+    tester: CrossValidator, measured: Sequence[Losses], target: int, generator: np.random.Generator
 ) -> float:
     """Plus and minus two standard errors of the forecast, by forecasts from single repeats."""
     num_repeats = len(measured[0].losses)
     singles = []
     for repeat in range(num_repeats):
-        alone = [Tested(one.labels, one.losses[[repeat]]) for one in measured]
+        alone = [Losses(one.labels, one.losses[[repeat]]) for one in measured]
         singles.append(learning_curves(*tester.replicates(alone, generator), [target], generator))
     return float(4 * np.std(np.median(singles, 1), ddof=1) / np.sqrt(num_repeats))
 
@@ -302,8 +302,8 @@ def _compare(
 
 
 def _against_random(
-    tester: Tester, is_random: npt.NDArray[np.bool_], generator: np.random.Generator
-) -> tuple[list[Tested], Tested]:
+    tester: CrossValidator, is_random: npt.NDArray[np.bool_], generator: np.random.Generator
+) -> tuple[list[Losses], Losses]:
     """Models of a quarter, a half and all of the labels drawn at random; and of as many of all labels."""
     repeats = len(tester.folds)
     random, mixed = (
@@ -315,7 +315,7 @@ def _against_random(
     return [*fewer, most], tester.cross_validate(mixed, most.labels)
 
 
-def _verdict(tester: Tester, mixed: Tested, random: Tested, words: _Words) -> str:
+def _verdict(tester: CrossValidator, mixed: Losses, random: Losses, words: _Words) -> str:
     """Whether labels like the chosen ones beat random ones, by the losses of the same rows."""
     # Absolute errors of numbers: the squares of a few rows would drown all others.
     gaps = tester.error(mixed.losses) - tester.error(random.losses)  # (R, t)

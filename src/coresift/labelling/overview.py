@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 import coresift
 from coresift import limits
@@ -14,7 +16,10 @@ from coresift.labelling.records import Chosen, CurvePoint, PlacedItem, ProjectRe
 from coresift.types import Floats, Index
 
 if TYPE_CHECKING:
+    from coresift.labelling.ledger import Ledger
     from coresift.labelling.project import Project
+
+Features: TypeAlias = npt.NDArray[np.float32]  # (n, d)
 
 
 def overview(project: Project) -> ProjectReport:
@@ -61,61 +66,64 @@ def overview(project: Project) -> ProjectReport:
 
 def _map(project: Project, labelled: list[int]) -> list[PlacedItem]:
     """A sample of the pool and the whole of the latest batch that was not withdrawn, on a plane."""
-    withdrawn, states = project.ledger.withdrawn(), project.ledger.states()
-    batch: dict[int, Chosen] = {}
-    expected: dict[int, tuple[str, float | None]] = {}
-    for made in reversed(project.ledger.rounds()):
-        gone = withdrawn.get(made.number, set())
-        batch = {one.position: one for one in made.batch if one.position not in gone}
-        if batch:
-            predicted = made.notes.get("predicted", ())  # older rounds have none
-            expected = {
-                one.position: (label, probability)
-                for one, (label, probability) in zip(made.batch, predicted, strict=False)
-            }
-            break
-    rng, size = np.random.default_rng(project.settings.seed), len(project.features)
-    some = rng.choice(size, min(limits.MAP_ITEMS, size), replace=False)
+    ledger, seed, size = project.ledger, project.settings.seed, len(project.features)
+    batch, expected = _latest_batch(ledger)
+    rng = np.random.default_rng(seed)
+    sample = rng.choice(size, min(limits.MAP_ITEMS, size), replace=False)
     learned = rng.permutation(labelled)[: limits.MAP_LABELLED]
-    positions = np.unique(np.array([*some, *learned, *batch], np.int64))
-    rows = project.rows(positions)
-    places, ids = _places(rows, project.settings.seed), project.ledger.ids(positions.tolist())
-    described = project.describe(positions.tolist())
-    named: dict[int, tuple[str, ...]] = {}
-    shares: dict[int, float] = {}
-    if batch:
-        chosen = np.searchsorted(positions, list(batch))
-        owner = nearest_of(rows, rows[chosen])
-        for place, (position, row) in enumerate(zip(batch, chosen, strict=True)):
-            named[position] = tuple(
-                ids[one] for one in _nearest(rows, int(row), np.flatnonzero(owner == place))
-            )
-            shares[position] = (batch[position].nearest or 0.0) / size
-    return [
-        PlacedItem(
-            id=ids[place],
-            x=float(places[place, 0]),
-            y=float(places[place, 1]),
-            state=states.get(position, "unlabelled"),
-            description=described[place],
-            rank=batch[position].rank if position in batch else None,
-            weight=batch[position].weight if position in batch else None,
-            stands_for=named.get(position, ()),
-            share=shares.get(position),
-            predicted=expected.get(position) if position in batch else None,
+    index = np.unique(np.array([*sample, *learned, *batch], np.int64))
+    positions, rows = index.tolist(), project.rows(index)
+    ids, states = ledger.ids(positions), ledger.states()
+    nearest = _nearest_items(rows, np.searchsorted(index, list(batch))) if batch else []
+    stands_for = {
+        position: tuple(ids[row] for row in found) for position, found in zip(batch, nearest, strict=True)
+    }
+    placed = [
+        PlacedItem(id_, float(x), float(y), states.get(position, "unlabelled"), description)
+        for position, id_, (x, y), description in zip(
+            positions, ids, _places(rows, seed), project.describe(positions), strict=True
         )
-        for place, position in enumerate(positions.tolist())
+    ]
+    return [
+        item
+        if (chosen := batch.get(position)) is None
+        else replace(
+            item,
+            rank=chosen.rank,
+            weight=chosen.weight,
+            stands_for=stands_for[position],
+            share=(chosen.nearest or 0.0) / size,
+            predicted=expected.get(position),
+        )
+        for position, item in zip(positions, placed, strict=True)
     ]
 
 
-def _nearest(rows: np.ndarray[tuple[int, int], np.dtype[np.float32]], row: int, among: Index) -> list[int]:
-    """Of the rows that an item stands for, those nearest to it, itself left out."""
-    others = among[among != row]
-    distance = np.square(rows[others] - rows[row]).sum(1)
-    return [int(one) for one in others[np.argsort(distance, kind="stable")[: limits.MAP_NEAREST]]]
+def _latest_batch(ledger: Ledger) -> tuple[dict[int, Chosen], dict[int, tuple[str, float | None]]]:
+    """What is left of the latest batch that was not withdrawn as a whole, and its predicted labels."""
+    withdrawn = ledger.withdrawn()
+    for made in reversed(ledger.rounds()):
+        gone = withdrawn.get(made.number, set())
+        batch = {item.position: item for item in made.batch if item.position not in gone}
+        if batch:
+            predicted = made.notes.get("predicted", ())  # older rounds have none
+            expected = zip(made.batch, predicted, strict=False)
+            return batch, {item.position: (label, probability) for item, (label, probability) in expected}
+    return {}, {}
 
 
-def _places(rows: np.ndarray[tuple[int, int], np.dtype[np.float32]], seed: int) -> Floats:
+def _nearest_items(rows: Features, chosen: Index) -> list[list[int]]:
+    """For each chosen row, the rows nearest to it, among those that no other chosen one is nearer to."""
+    owners, found = nearest_of(rows, rows[chosen]), []
+    for number, row in enumerate(chosen.tolist()):
+        others = np.flatnonzero(owners == number)
+        others = others[others != row]
+        distances = np.square(rows[others] - rows[row]).sum(1)
+        found.append(others[np.argsort(distances, kind="stable")[: limits.MAP_NEAREST]].tolist())
+    return found
+
+
+def _places(rows: Features, seed: int) -> Floats:
     """(n, 2) where rows (n, d) go on the plane."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
