@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet
 from sklearn.datasets import load_digits
 
-from coresift.labelling.label_studio_client import LabelStudio, read_token
+from coresift.labelling.labellers.label_studio import LabelStudio, read_token
 
 url = sys.argv[1]
 folder = Path(sys.argv[2] if len(sys.argv) > 2 else tempfile.mkdtemp())

@@ -117,6 +117,18 @@ RANDOM_BATCHES = 5  # random batches that this share is compared with
 MAP_ITEMS = 1200  # items on the map of the report, drawn at random from all
 MAP_LABELLED = 400  # items on the map drawn from the labelled ones
 MAP_NEAREST = 5  # items named as nearest to one of the batch
+TASKS_SENT = 50  # tasks sent to Label Studio at a time
+LIST_PAGE = 100  # rows in a page of a list from Label Studio
+# Limits on answers, far beyond what Label Studio sends: a page of tasks has some 100 kB and a depth of 10.
+ANSWER_BYTES = 64 * 2**20
+ANSWER_DEPTH = 100
+LIST_PAGES = 10_000
+READ_SECONDS, CONNECT_SECONDS = 60.0, 10.0  # that a server may be silent, and take to be reached
+REQUEST_SECONDS = 600.0  # that a request may take with its repetitions
+LIST_SECONDS = 3600.0  # that all pages of a list may take
+PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before a request is repeated
+SHOWN_CHARACTERS = 300  # characters of a server's text in a message
+CLASS_CHARACTERS = 1000  # characters of a class that somebody typed in; longer texts are no classes
 
 # --- report
 

@@ -58,12 +58,11 @@ def connect(
     json: Json = False,
 ) -> None:
     """Connect the project to a Label Studio project."""
-    from coresift.labelling import label_studio
-    from coresift.labelling.label_studio_client import LabelStudio, read_token
+    from coresift.labelling.labellers import label_studio
     from coresift.labelling.project import Project
 
-    token = read_token(token_file)
-    with Project(project) as opened, LabelStudio(url, token, allow_http=allow_http) as server:
+    token = label_studio.read_token(token_file)
+    with Project(project) as opened, label_studio.LabelStudio(url, token, allow_http=allow_http) as server:
         if project_id is None:
             title = title or project.absolute().name
         made = label_studio.connect(opened, server, project_id, title, control)
@@ -82,12 +81,12 @@ def push(
     json: Json = False,
 ) -> None:
     """Send the pending items as tasks, in their order."""
-    from coresift.labelling import label_studio
+    from coresift.labelling.labellers import label_studio
     from coresift.labelling.project import Project
 
     confirm = _confirm(trust_server)
     with Project(project) as opened, label_studio.open_server(opened, token_file, confirm) as server:
-        done = label_studio.push(opened, server)
+        done = label_studio.LabelStudioLabeller(opened, server).ask(opened.pending())
     say(json, asdict(done), f"{done.sent} tasks sent, {done.present} were there already")
 
 
@@ -99,12 +98,13 @@ def pull(
     json: Json = False,
 ) -> None:
     """Take in what was annotated."""
-    from coresift.labelling import label_studio
+    from coresift.labelling.labellers import label_studio
     from coresift.labelling.project import Project
 
     confirm = _confirm(trust_server)
     with Project(project) as opened, label_studio.open_server(opened, token_file, confirm) as server:
-        found = label_studio.pull(opened, server)
+        labeller = label_studio.LabelStudioLabeller(opened, server)
+        found = labeller.collect(lambda answers: opened.add(answers, labeller.source))
     say(
         json,
         asdict(found),
@@ -124,12 +124,14 @@ def watch(
     json: Json = False,
 ) -> None:
     """Whenever a batch is done, take it in, choose the next and send it; Ctrl-C ends it."""
-    from coresift.labelling import label_studio
-    from coresift.labelling.project import Project
+    from coresift.labelling.labellers import label_studio
+    from coresift.labelling.project import Project, Request
 
     confirm = _confirm(trust_server)
     with Project(project) as opened, label_studio.open_server(opened, token_file, confirm) as server:
+        labeller = label_studio.LabelStudioLabeller(opened, server)
+        learner = opened.learner(Request(batch_size), labeller.source)
         done = label_studio.watch(
-            opened, server, batch_size, every, rounds, report=lambda line: typer.echo(line, err=json)
+            learner, labeller, every, rounds, report=lambda line: typer.echo(line, err=json)
         )
     say(json, asdict(done), f"{done.rounds} batches done ({done.ended})")

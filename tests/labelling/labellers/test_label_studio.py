@@ -26,27 +26,25 @@ import pytest
 from typer.testing import CliRunner
 
 from coresift.cli import app
-from coresift.labelling.label_studio import (
+from coresift.labelling.labellers.label_studio import (
     Connection,
+    LabelStudio,
+    LabelStudioLabeller,
+    Pulled,
     Pushed,
     Watched,
-    configuration,
     connect,
     open_server,
-    pull,
-    push,
-    read_configuration,
+    read_token,
     watch,
 )
-from coresift.labelling.label_studio_client import (
-    AnswerError,
-    LabelStudio,
-    UnavailableError,
-    read_token,
-    servers_file,
-)
+from coresift.labelling.labellers.label_studio.configuration import configuration, read_configuration
+from coresift.labelling.labellers.label_studio.fields import AnswerError, UnavailableError
+from coresift.labelling.labellers.label_studio.tokens import servers_file
+from coresift.labelling.labellers.label_studio.transport import Patience
+from coresift.labelling.ledger import Ingested
 from coresift.labelling.pools import Reading
-from coresift.labelling.project import BusyError, NothingLeftError, Project
+from coresift.labelling.project import BusyError, NothingLeftError, Project, Request
 from coresift.labelling.records import Answer, Chosen, Round, Task
 from coresift.types import InputError
 
@@ -91,7 +89,7 @@ class Items:
     def predictions(self, positions: Sequence[int]) -> list[tuple[str, float] | None]:
         return [self.model(position) for position in positions]
 
-    def ingest(self, answers: Sequence[Answer], source: str) -> Mapping[str, int]:
+    def add(self, answers: Sequence[Answer], source: str) -> Ingested:
         count = dict.fromkeys(("new", "same", "corrected", "skipped", "outdated"), 0)
         for answer in answers:
             known = self.answers.get(answer.id)
@@ -104,21 +102,66 @@ class Items:
                 self.answers[answer.id] = answer
                 corrected = known is not None and known.label is not None
                 count["skipped" if answer.label is None else "corrected" if corrected else "new"] += 1
-        return count
+        return Ingested(**count)
 
-    def select(self, batch_size: int) -> Round:
+    def next_items(self, batch_size: int) -> list[Chosen]:
         if (start := len(self.chosen)) == len(self.items):
             raise NothingLeftError("every item of the pool has a label, is pending, skipped or excluded")
         stop = min(start + batch_size, len(self.items))
-        batch = tuple(Chosen(k, f"item-{k}", k - start + 1) for k in range(start, stop))
-        self.chosen.extend(batch)
-        return Round(1, "2026-01-01T00:00:00+00:00", "random", 0, "none", "", {}, 0, 0.0, batch=batch)
+        return [Chosen(k, f"item-{k}", k - start + 1) for k in range(start, stop)]
+
+    def select(self, batch_size: int) -> None:
+        self.chosen.extend(self.next_items(batch_size))
+
+    def learner(self, request: Request, source: str) -> "NextItems":
+        return NextItems(self, request.batch_size or 0, source)
 
     def recall(self, key: str) -> Any:
         return json.loads(self.facts.get(key, "null"))
 
     def remember(self, key: str, value: Any) -> None:
         self.facts[key] = json.dumps(value)
+
+
+@dataclass
+class NextItems:
+    """A project in memory as a learner, without a model."""
+
+    project: Items
+    batch_size: int
+    source: str
+
+    def pending(self) -> list[Chosen]:
+        return self.project.pending()
+
+    def fit(self) -> None:
+        return None
+
+    def choose(self, model: None) -> list[Chosen]:
+        return self.project.next_items(self.batch_size)
+
+    def look(self, model: None, items: Sequence[Chosen]) -> Round:
+        return Round(1, "2026-01-01T00:00:00+00:00", "random", 0, "none", "", {}, 0, 0.0, batch=tuple(items))
+
+    def commit(self, record: Round) -> None:
+        self.project.chosen.extend(record.batch)
+
+    def add(self, answers: Sequence[Answer]) -> Ingested:
+        return self.project.add(answers, self.source)
+
+
+def push(project: Any, server: LabelStudio, **options: Any) -> Pushed:
+    return LabelStudioLabeller(project, server, **options).ask(project.pending(), lambda: None)
+
+
+def pull(project: Any, server: LabelStudio) -> Pulled:
+    labeller = LabelStudioLabeller(project, server)
+    return labeller.collect(lambda answers: project.add(answers, labeller.source))
+
+
+def watch_project(project: Any, server: LabelStudio, batch_size: int, **options: Any) -> Watched:
+    labeller = LabelStudioLabeller(project, server)
+    return watch(project.learner(Request(batch_size), labeller.source), labeller, **options)
 
 
 def table(count: int, **options: Any) -> Items:
@@ -160,7 +203,7 @@ def serving(
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
-    monkeypatch.setattr("coresift.labelling.label_studio_client.time.sleep", waited.append)
+    monkeypatch.setattr("coresift.labelling.labellers.label_studio.transport.time.sleep", waited.append)
     return waited
 
 
@@ -317,15 +360,14 @@ def test_without_httpx_the_user_reads_the_install_command(monkeypatch: pytest.Mo
         LabelStudio(URL, LEGACY)
 
 
-def test_all_pages_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coresift.labelling.label_studio_client.PAGE", 3)
+def test_all_pages_are_read() -> None:
     body = recorded("tasks_choices")["body"]
 
     def page(request: Any) -> Any:
         start = 3 * (int(request.url.params["page"]) - 1)
         return httpx.Response(200, json={**body, "tasks": body["tasks"][start : start + 3]})
 
-    server, asked = serving({"GET /api/tasks": page})
+    server, asked = serving({"GET /api/tasks": page}, patience=Patience(page_size=3))
     assert list(server.tasks(9)) == body["tasks"] and len(asked) == 3
 
 
@@ -601,13 +643,12 @@ def test_a_batch_goes_out_once_in_its_order() -> None:
     )
 
 
-def test_a_push_that_was_cut_short_is_completed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coresift.labelling.label_studio.CHUNK", 2)
+def test_a_push_that_was_cut_short_is_completed_by_the_next() -> None:
     project = connected(table(5))
     project.select(5)
     desk = Desk(failures=[None, httpx.ReadTimeout("lost")])
     with pytest.raises(UnavailableError):
-        push(project, desk.open())
+        push(project, desk.open(), chunk=2)
     assert len(desk.tasks) == 2
     assert push(project, desk.open()) == Pushed(3, 2)
     assert desk.ids() == [f"item-{k}" for k in range(5)]
@@ -658,16 +699,18 @@ def test_a_watch_sends_batch_after_batch() -> None:
     project = connected(table(9))
     project.select(3)
     desk, lines = Desk(diligent=True), list[str]()
-    assert watch(project, desk.open(), 2, every=0.0, rounds=3, report=lines.append) == Watched(3, "rounds")
+    assert watch_project(project, desk.open(), 2, every=0.0, rounds=3, report=lines.append) == Watched(
+        3, "rounds"
+    )
     assert len(project.answers) == len(desk.tasks) == 3 + 2 + 2
     assert lines[0] == "sent 3 items, 0 were there" and "1 answers came in, 0 are open" in lines
-    assert watch(project, desk.open(), 2, every=0.0) == Watched(1, "nothing left")
+    assert watch_project(project, desk.open(), 2, every=0.0) == Watched(1, "nothing left")
     assert len(project.answers) == 9
 
 
 def test_a_watch_of_a_project_ends_when_all_items_are_answered(tmp_path: Path) -> None:
     with project_of(tmp_path, 4) as project:
-        assert watch(project, Desk(diligent=True).open(), 3, every=0.0) == Watched(2, "nothing left")
+        assert watch_project(project, Desk(diligent=True).open(), 3, every=0.0) == Watched(2, "nothing left")
         assert set(project.ledger.states().values()) == {"labelled"}
 
 
@@ -675,22 +718,22 @@ def test_a_watch_waits_while_the_server_is_away(pauses: list[float]) -> None:
     project = connected(table(2))
     desk = Desk(diligent=True, failures=[httpx.ConnectError("refused")] * 2)
     lines: list[str] = []
-    assert watch(project, desk.open(), 2, every=0.0, rounds=1, report=lines.append).rounds == 1
+    assert watch_project(project, desk.open(), 2, every=0.0, rounds=1, report=lines.append).rounds == 1
     assert sum("could not be reached (refused)" in line for line in lines) == 2
 
 
 def test_a_watch_waits_while_another_program_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     project = connected(table(2))
-    desk, lines, select = Desk(diligent=True), list[str](), project.select
+    desk, lines, choose = Desk(diligent=True), list[str](), project.next_items
     busy = [BusyError("another program is writing"), None]
 
-    def once_busy(batch_size: int) -> Round:
+    def once_busy(batch_size: int) -> list[Chosen]:
         if (error := busy.pop(0)) is not None:
             raise error
-        return select(batch_size)
+        return choose(batch_size)
 
-    monkeypatch.setattr(project, "select", once_busy)
-    assert watch(project, desk.open(), 2, every=0.0, rounds=1, report=lines.append).rounds == 1
+    monkeypatch.setattr(project, "next_items", once_busy)
+    assert watch_project(project, desk.open(), 2, every=0.0, rounds=1, report=lines.append).rounds == 1
     assert "another program is writing; waiting 0 s" in lines
 
 
@@ -707,7 +750,9 @@ def test_a_watch_tells_of_an_unusable_label_once_and_stops_when_told() -> None:
         lines.append(line)
 
     thread = threading.Thread(
-        target=watch, args=(project, server, 1, 0.01), kwargs={"stop": stop, "report": report}
+        target=watch_project,
+        args=(project, server, 1),
+        kwargs={"every": 0.01, "stop": stop, "report": report},
     )
     thread.start()
     limit = time.monotonic() + 20.0
@@ -725,9 +770,9 @@ def test_a_watch_tells_of_an_unusable_label_once_and_stops_when_told() -> None:
 def test_ctrl_c_ends_a_watch_cleanly() -> None:
     project = connected(table(4))
     desk = Desk(failures=[KeyboardInterrupt()])
-    assert watch(project, desk.open(), 2) == Watched(0, "stopped")
+    assert watch_project(project, desk.open(), 2) == Watched(0, "stopped")
     desk.diligent = True
-    assert watch(project, desk.open(), 2, every=0.0, rounds=1) == Watched(1, "rounds")
+    assert watch_project(project, desk.open(), 2, every=0.0, rounds=1) == Watched(1, "rounds")
     assert desk.ids() == ["item-0", "item-1"]
 
 
@@ -860,17 +905,10 @@ def after_redirect(path: str) -> Script:
         ),
     ],
 )
-def test_a_hostile_answer_is_refused_in_one_line(
-    script: Script, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (
-        ("MOST_BYTES", 2**20),
-        ("REQUEST_TIME", 0.2 if script is slow else 60),
-        ("PAUSES", ()),
-    ):
-        monkeypatch.setattr(f"coresift.labelling.label_studio_client.{name}", value)
+def test_a_hostile_answer_is_refused_in_one_line(script: Script, message: str) -> None:
+    patience = Patience(num_bytes=2**20, request_seconds=0.2 if script is slow else 60, pauses=())
     refused = pytest.raises(InputError, match=message)
-    with listening(script) as url, LabelStudio(url, LEGACY) as server, refused as caught:
+    with listening(script) as url, LabelStudio(url, LEGACY, patience=patience) as server, refused as caught:
         server.request("GET", "/api/x")
     assert LEGACY not in str(caught.value) and str(caught.value).isprintable()
 
@@ -970,22 +1008,21 @@ def test_no_mutated_answer_ends_a_watch(seed: int) -> None:
             asked, odd, lines = 0, rng.choice((1, 3)), list[str]()
             project = connected(table(4))
             project.select(2)
-            done = watch(project, server, 2, every=0.0, rounds=1, report=lines.append)
+            done = watch_project(project, server, 2, every=0.0, rounds=1, report=lines.append)
             assert done == Watched(1, "rounds") and len(project.answers) == 2
             assert all(line.isprintable() and LEGACY not in line for line in lines)
 
 
-def test_a_list_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    server, asked = serving(
-        {"GET /api/tasks": lambda _: httpx.Response(200, json={"tasks": [{}], "total": 9**9})}
-    )
-    monkeypatch.setattr("coresift.labelling.label_studio_client.MOST_PAGES", 3)
+def test_a_list_without_an_end_is_given_up() -> None:
+    routes = {"GET /api/tasks": lambda _: httpx.Response(200, json={"tasks": [{}], "total": 9**9})}
+    server, asked = serving(routes, patience=Patience(pages=3))
     with pytest.raises(AnswerError, match="3 pages of tasks without an end"):
         list(server.tasks(9))
-    monkeypatch.setattr("coresift.labelling.label_studio_client.LIST_TIME", -1.0)
+    assert len(asked) == 3
+    server, asked = serving(routes, patience=Patience(list_seconds=-1.0))
     with pytest.raises(UnavailableError, match="to list tasks"):
         list(server.tasks(9))
-    assert len(asked) == 4
+    assert len(asked) == 1
 
 
 # A server on this machine.
@@ -1131,7 +1168,7 @@ def test_rounds_with_a_real_server(server: LabelStudio, client: Any) -> None:
                 assert task["data"]["coresift_id"] == item.id
                 annotator.submit(task["id"], "choices", ["cat"])
 
-    assert watch(project, server, 2, every=0.1, rounds=2, report=report) == Watched(2, "rounds")
+    assert watch_project(project, server, 2, every=0.1, rounds=2, report=report) == Watched(2, "rounds")
     assert [project.answers[f"item-{k}"].label for k in (3, 4, 5)] == ["cat"] * 3
 
 
