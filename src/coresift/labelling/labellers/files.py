@@ -241,7 +241,7 @@ class _Table:
 
     path: Path
     columns: Mapping[str, str]
-    rows: Sequence[_Row]
+    rows: list[_Row]
 
     def where(self, row: _Row, part: str) -> str:
         return f"{self.path}, row {row.number}, column {self.columns[part]!r}"
@@ -250,36 +250,34 @@ class _Table:
 def _read_table(path: Path, content: bytes, parts: Mapping[str, Sequence[str]]) -> _Table:
     with long_cells():
         text = decode(path, content)
-        headers = {separator: read_header(text, separator) for separator in SEPARATORS}
-        fitting = (
-            separator
-            for separator, (_, names) in headers.items()
-            if not set(names).isdisjoint(parts["id"]) and not set(names).isdisjoint(parts["label"])
-        )
-        separator = next(fitting, ",")
+        separator, first, header = _fitting_header(text, parts)
         records = read_records(path, text, separator)
-    first, header = headers[separator]
-    columns = _columns(path, first, header, parts)
-    indices = {part: header.index(name) for part, name in columns.items()}
-    needed = max(indices["id"], indices["label"])
-    rows = []
+    table = _Table(path, _columns(path, first, header, parts), [])
+    indices = {part: header.index(name) for part, name in table.columns.items()}
     for number, cells in enumerate(records[first:], first + 1):
         if not any(map(str.strip, cells)):
             continue
         # Spreadsheets may leave out empty cells at the end of a row, but a row without an end was cut off.
-        cut = len(cells) < len(header) and number == len(records) and not text.endswith(("\n", "\r"))
-        if cut or len(cells) <= needed or any(map(str.strip, cells[len(header) :])):
+        is_cut = number == len(records) and not text.endswith(("\n", "\r")) and len(cells) < len(header)
+        is_short = len(cells) <= max(indices["id"], indices["label"])
+        if is_cut or is_short or any(map(str.strip, cells[len(header) :])):
             raise InputError(
                 f"{path}, row {number}: the header has {len(header)} cells, this row {len(cells)}; quote a "
                 f"cell that holds {separator!r} or a new line, and see that the file is whole"
             )
         row = _Row(number, **{part: cells[index] for part, index in indices.items() if index < len(cells)})
         if not row.id.strip():
-            raise InputError(
-                f"{path}, row {number}, column {columns['id']!r}: it is empty; fill it in or drop the row"
-            )
-        rows.append(row)
-    return _Table(path, columns, rows)
+            raise InputError(f"{table.where(row, 'id')}: it is empty; fill it in or drop the row")
+        table.rows.append(row)
+    return table
+
+
+def _fitting_header(text: str, parts: Mapping[str, Sequence[str]]) -> tuple[str, int, list[str]]:
+    """The separator that splits the header into an id and a label, its row and its names; else for commas."""
+    headers = [(separator, *read_header(text, separator)) for separator in SEPARATORS]
+    needed = (parts["id"], parts["label"])
+    fitting = (header for header in headers if all(not set(known).isdisjoint(header[2]) for known in needed))
+    return next(fitting, headers[0])
 
 
 def _columns(path: Path, row: int, header: list[str], parts: Mapping[str, Sequence[str]]) -> dict[str, str]:

@@ -10,14 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coresift import limits
-from coresift.labelling.pools.base import (
-    Block,
-    ItemPool,
-    Positions,
-    Reading,
-    check_numbers,
-    refuse_columns,
-)
+from coresift.labelling.pools.base import Block, ItemPool, Positions, Reading, check_numbers, refuse_columns
 from coresift.pool import checked_index, open_npy
 from coresift.pool.array import release_pages
 from coresift.types import Index, InputError

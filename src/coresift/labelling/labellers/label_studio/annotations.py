@@ -10,10 +10,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from coresift.labelling.labellers.label_studio.configuration import CONTROLS
+from coresift.labelling.labellers.label_studio.configuration import CONTROLS, LabellingProject
 from coresift.labelling.labellers.label_studio.connection import Connection
 from coresift.labelling.labellers.label_studio.fields import CONTROL, field, on_one_line, time_of
-from coresift.labelling.labellers.label_studio.project import LabellingProject
 from coresift.labelling.labellers.label_studio.server import LabelStudio
 from coresift.labelling.labels import is_label, is_number, plain_class
 from coresift.limits import CLASS_CHARACTERS
@@ -81,14 +80,17 @@ def _label(connection: Connection, result: Sequence[Any]) -> str | None:
     """The one label in an annotation; ``None`` where there is none, or several."""
     rows = [field({"result": row}, "result", dict) for row in result]
     ours = [row for row in rows if row.get("from_name") == connection.control]
-    value = field(ours[0], "value", dict).get(CONTROLS[connection.kind]) if len(ours) == 1 else None
-    entries = value if isinstance(value, list) else [value]
-    if len(entries) != 1:
+    if len(ours) != 1:
         return None
-    path = entries[0] if isinstance(entries[0], list) else [entries[0]]
+    entries = _as_list(field(ours[0], "value", dict).get(CONTROLS[connection.kind]))
+    path = _as_list(entries[0]) if len(entries) == 1 else [None]
     if not all(isinstance(step, str | int | float) for step in path):
         return None
     return plain_class(" / ".join(str(step) for step in path).strip()) or None
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _who(annotation: Mapping[str, Any]) -> str | None:

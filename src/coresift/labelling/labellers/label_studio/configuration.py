@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 from xml.etree import ElementTree
 
 from coresift.labelling.labellers.label_studio.fields import AnswerError, on_one_line
-from coresift.labelling.labellers.label_studio.project import LabellingProject
+from coresift.labelling.records import Task
 from coresift.types import InputError
 
 # The controls that can give one label for a whole item, and their names for its value.
 CONTROLS = {"Choices": "choices", "Taxonomy": "taxonomy", "Number": "number", "TextArea": "text"}
+
+
+class LabellingProject(Protocol):
+    """What Label Studio asks of a labelling project; see `coresift.labelling.project.Project`."""
+
+    @property
+    def task(self) -> Task: ...
+    @property
+    def target(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def classes(self) -> tuple[str, ...] | None: ...
+    def are_items(self, ids: Sequence[str]) -> list[bool]: ...
+    def describe(self, positions: Sequence[int]) -> list[dict[str, str]]: ...
+    def predictions(self, positions: Sequence[int]) -> list[tuple[str, float] | None]: ...
+    def recall(self, key: str) -> Any: ...
+    def remember(self, key: str, value: Any) -> None: ...
 
 
 def configuration(project: LabellingProject) -> str:

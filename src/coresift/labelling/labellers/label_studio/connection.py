@@ -9,11 +9,11 @@ from pathlib import Path
 
 from coresift.labelling.labellers.label_studio.configuration import (
     CONTROLS,
+    LabellingProject,
     configuration,
     read_configuration,
 )
 from coresift.labelling.labellers.label_studio.fields import field
-from coresift.labelling.labellers.label_studio.project import LabellingProject
 from coresift.labelling.labellers.label_studio.server import LabelStudio
 from coresift.labelling.labellers.label_studio.tokens import check_url, is_trusted, read_token, trust
 from coresift.types import InputError

@@ -18,14 +18,10 @@ from coresift.labelling.labellers.label_studio.annotations import (
     predicted_result,
     shown_data,
 )
+from coresift.labelling.labellers.label_studio.configuration import LabellingProject
 from coresift.labelling.labellers.label_studio.connection import SEEN, Connection
-from coresift.labelling.labellers.label_studio.fields import (
-    AnswerError,
-    on_one_line,
-    time_of,
-)
+from coresift.labelling.labellers.label_studio.fields import AnswerError, on_one_line, time_of
 from coresift.labelling.labellers.label_studio.fields import field as field_of
-from coresift.labelling.labellers.label_studio.project import LabellingProject
 from coresift.labelling.labellers.label_studio.server import LabelStudio, task_filter
 from coresift.labelling.records import Answer, Chosen
 

@@ -6,40 +6,15 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coresift.labelling.labellers.label_studio.fields import AnswerError, UnavailableError, field
-from coresift.labelling.labellers.label_studio.transport import Patience, Transport
+from coresift.labelling.labellers.label_studio.transport import Transport
 from coresift.types import InputError
 
-if TYPE_CHECKING:
-    import httpx
 
-
-class LabelStudio:
+class LabelStudio(Transport):
     """A Label Studio server; see `Transport` for the parameters."""
-
-    def __init__(
-        self,
-        url: str,
-        token: str,
-        transport: httpx.BaseTransport | None = None,
-        allow_http: bool = False,
-        patience: Patience = Patience(),  # noqa: B008, a frozen value
-    ) -> None:
-        self._transport = Transport(url, token, transport, allow_http, patience)
-        self.url, self.allow_http = self._transport.url, allow_http
-        self._patience = patience
-        self.request = self._transport.request
-
-    def __repr__(self) -> str:
-        return f"LabelStudio({self.url!r})"
-
-    def __enter__(self) -> LabelStudio:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._transport.close()
 
     def pages(self, path: str, rows: str, total: str, **parameters: Any) -> Iterator[dict[str, Any]]:
         """List the rows of a long answer; ``rows`` and ``total`` are its names for them and their number."""

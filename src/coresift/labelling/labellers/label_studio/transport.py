@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from coresift import limits
 from coresift.labelling.labellers.label_studio.fields import AnswerError, UnavailableError, field, on_one_line
@@ -57,13 +57,18 @@ class Transport:
     ----------
     url : such as ``https://labels.example.org``.
     token : a legacy token, or a personal access token, which is exchanged for one access token after another.
-    carrier : what carries the requests, for tests.
+    transport : what carries the requests, for tests.
     allow_http : send the token unencrypted to other machines too.
     patience : limits on answers.
     """
 
     def __init__(
-        self, url: str, token: str, carrier: httpx.BaseTransport | None, allow_http: bool, patience: Patience
+        self,
+        url: str,
+        token: str,
+        transport: httpx.BaseTransport | None = None,
+        allow_http: bool = False,
+        patience: Patience = Patience(),  # noqa: B008, a frozen value
     ) -> None:
         try:
             import httpx
@@ -72,6 +77,7 @@ class Transport:
                 'Label Studio needs httpx: pip install ".[labelstudio]" in the folder of the clone'
             ) from None
         self.url, loopback = check_url(url, allow_http)
+        self.allow_http = allow_http
         # An error about a malformed header would show the token.
         if not _is_header(token):
             raise InputError("the token is empty or has characters that no token has; copy it again")
@@ -79,10 +85,16 @@ class Transport:
         self._patience = patience
         timeout = httpx.Timeout(limits.READ_SECONDS, connect=limits.CONNECT_SECONDS)
         # A proxy that the environment names is for other machines.
-        self._client = httpx.Client(transport=carrier, timeout=timeout, trust_env=not loopback)
+        self._client = httpx.Client(transport=transport, timeout=timeout, trust_env=not loopback)
         self._stream: Any = None
 
-    def close(self) -> None:
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def request(self, method: str, path: str, **content: Any) -> Any:

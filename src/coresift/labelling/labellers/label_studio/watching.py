@@ -9,8 +9,9 @@ from typing import Any, Literal, TypeAlias
 
 from coresift.labelling.labellers.label_studio.fields import AnswerError, UnavailableError
 from coresift.labelling.labellers.label_studio.labeller import LabelStudioLabeller, Pulled
-from coresift.labelling.project import BusyError, NothingLeftError
 from coresift.labelling.records import Answer, Chosen
+from coresift.labelling.settings import NothingLeftError
+from coresift.labelling.storage import BusyError
 from coresift.loop import Learner, ask_next
 
 End: TypeAlias = Literal["rounds", "stopped", "nothing left"]
