@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from numbers import Real
 
 import numpy as np
 import torch
@@ -101,6 +102,24 @@ def check_integer(value: object, least: int, name: str) -> int:
     if value >= 2**63:
         raise InputError(f"{name} is {value}, expected a number of at most 64 bits")
     return int(value)
+
+
+def check_not_negative(value: object, name: str) -> float:
+    """Return ``value`` as a float; raise unless it is a finite number of at least zero."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+        raise InputError(f"{name} is {shown(value)}, expected a number of at least 0")
+    return float(value)
+
+
+def check_choice(value: object, known: Iterable[str], name: str) -> None:
+    """Raise unless ``value`` is one of the ``known`` words.
+
+    >>> check_choice("linear", ["cosine", "one-cycle"], "schedule")
+    Traceback (most recent call last):
+    coresift.errors.InputError: schedule is 'linear', expected 'cosine' or 'one-cycle'
+    """
+    if not isinstance(value, str) or value not in known:
+        raise InputError(f"{name} is {shown(value)}, expected {' or '.join(map(repr, known))}")
 
 
 def check_switch(value: object, name: str) -> None:

@@ -61,6 +61,16 @@ LONGEST_RUN = 512  # and at most
 
 # --- estimators
 
+ROW_NUMBERS_DRAWN = 2**20  # random numbers drawn at a time for the orders of coming epochs
+STEPS_RECORDED = 64  # steps of an epoch that is recorded as one CUDA graph, at most
+FEW_STEPS = 50  # steps after which batch norm's running statistics have forgotten their start, but for 0.5%
+ROWS_CHECKED = 1000  # labelled rows on which a trained network's features are looked at
+FEATURES_ALIVE = 0.1  # fraction of a network's features that differ between rows, below which we warn
+IMAGES_CHECKED = 64  # images of a block whose units are checked
+MASKED_NUMBERS = 2**20  # numbers a layer holds at a time under all dropout masks: those fit into a cache
+LAST_LAYER_WEIGHTS = 2**14  # weights whose covariance takes 2 GiB, and its factor as much again
+LAPLACE_ROWS = 1024  # rows run through the network at a time for the curvature
+
 # --- labelling
 ITEM_NUMBERS = 4_000_000  # numbers read at a time from an array with wide rows
 IMAGE_BLOCK = 32  # images read at a time: decoding is slow, and their pixels are held at once

@@ -23,6 +23,7 @@ from coresift.cli import app
 from coresift.estimators import DropoutClassifier, NeuralLinearClassifier
 from coresift.estimators.networks import Augment, ResNet18
 from coresift.estimators.networks.layers import Standardise
+from coresift.estimators.networks.optimisers import Adam
 from coresift.posteriors.network import NetworkPosterior
 
 
@@ -90,9 +91,9 @@ def test_bytes_are_standardised_like_numbers():
     x, _ = pictures(30, 2)
     of_bytes, of_numbers = Standardise.of(x), Standardise.of(x.double())
     torch.testing.assert_close(of_bytes.mean, of_numbers.mean)
-    torch.testing.assert_close(of_bytes.deviation, of_numbers.deviation)
+    torch.testing.assert_close(of_bytes.std, of_numbers.std)
     torch.testing.assert_close(of_bytes(x), of_numbers(x.double()))
-    assert Standardise.of(torch.full((4, 2, 3, 3), 7, dtype=torch.uint8)).deviation.eq(1).all()
+    assert Standardise.of(torch.full((4, 2, 3, 3), 7, dtype=torch.uint8)).std.eq(1).all()
 
 
 def test_crops_and_flips_of_bytes():
@@ -128,13 +129,9 @@ def test_channels_are_not_last_in_memory_on_a_cpu():
 
 
 def test_small_sets_are_passed_over_more_often(monkeypatch):
-    from coresift.estimators.networks import trainer
-
     seen = []
-    adam = trainer._Adam.step
-    monkeypatch.setattr(
-        trainer._Adam, "step", lambda self, *rest: (seen.append(float(rest[1])), adam(self, *rest))[1]
-    )
+    step = Adam.step
+    monkeypatch.setattr(Adam, "step", lambda self, *rest: (seen.append(float(rest[1])), step(self, *rest))[1])
     x, y = pictures(64, 3)
     NeuralLinearClassifier(**SMALL).fit(x, y)  # two steps an epoch
     assert len(seen) == 120

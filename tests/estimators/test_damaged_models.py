@@ -113,5 +113,5 @@ def test_descriptions_that_do_not_fit(saved, tmp_path, change, message):
 def test_descriptions_that_are_none(saved, tmp_path, text):
     shutil.copytree(saved[1][1], tmp_path / "model")
     (tmp_path / "model" / "model.json").write_text(text)
-    with pytest.raises(InputError, match=r"cannot load the model in .*; check that its files are whole"):
+    with pytest.raises(InputError, match=r"cannot load the model in .*; check that its files are complete"):
         NeuralLinearClassifier.load(tmp_path / "model")

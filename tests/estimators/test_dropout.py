@@ -300,7 +300,7 @@ def test_errors():
     with pytest.raises(InputError, match="expected 'classes', 'gaussian' or a function"):
         DropoutPosterior(network(), "class")
     for options in ({"likelihood": "gaussian"}, {"noise_variance": 1.0}):
-        with pytest.raises(InputError, match="noise_variance goes with"):
+        with pytest.raises(InputError, match="needs noise_variance=, and no other"):
             DropoutPosterior(network(), **options)
     with pytest.raises(InputError, match="expected a positive number"):
         DropoutPosterior(network(), "gaussian", noise_variance=0.0)

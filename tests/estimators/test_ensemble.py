@@ -12,7 +12,7 @@ from torch.distributions import Independent, Normal
 from coresift import InputError, select
 from coresift.estimators.ensemble import EnsembleClassifier, EnsembleRegressor
 from coresift.estimators.networks import LabelledStack
-from coresift.estimators.plain import GaussianLoss
+from coresift.estimators.networks.losses import GaussianLoss
 from coresift.posteriors.base import FiniteSamples
 from coresift.testing import check_posterior
 

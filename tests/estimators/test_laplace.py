@@ -148,7 +148,7 @@ def test_contract():
 
 def test_blocks_do_not_matter(monkeypatch):
     whole = laplace_posterior(network(), "last", X, LABELS)
-    monkeypatch.setattr("coresift.estimators.laplace._BLOCK", 7)
+    monkeypatch.setattr("coresift.limits.LAPLACE_ROWS", 7)
     parts = laplace_posterior(network(), "last", X.numpy(), LABELS.numpy())
     torch.testing.assert_close(parts.head.factor, whole.head.factor)
 

@@ -136,7 +136,7 @@ def test_images(tmp_path):
     assert model.score(*images(40, 2)) > 0.9
     scale = model.posterior_.network[0]
     np.testing.assert_allclose(scale.mean.flatten(), x.mean((0, 2, 3)), rtol=1e-4)
-    assert scale.deviation.shape == (3, 1, 1)
+    assert scale.std.shape == (3, 1, 1)
     check_posterior(model.posterior_, torch.as_tensor(x[:6]), tolerance=1e-5)
     model.save(tmp_path)
     with pytest.raises(InputError, match="pass network="):

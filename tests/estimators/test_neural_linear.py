@@ -63,10 +63,10 @@ def test_regularisation_is_chosen_by_the_noise():
     """Left-out labels choose it, for each set: noise calls for more, and prediction is the better for it."""
     sets = [problem(100, seed=seed, noise=noise) for seed in range(3) for noise in (0.0, 1.5)]
     options = {"epochs": 150, "progress": False}
-    chosen = NeuralLinearRegressor(**options)._cross_validated(
+    chosen = NeuralLinearRegressor(**options)._calibrated(
         [(torch.tensor(x), torch.tensor(y)[:, None]) for x, y in sets], range(6)
     )
-    levels = np.array([level for level, _ in chosen])
+    levels = np.array([own.level for own in chosen])
     assert (levels[0::2] == 0).all() and (levels[1::2] > 0).all()
 
     def errors(**more):
@@ -371,7 +371,7 @@ def test_a_failed_refit_is_no_fit():
         ({"device": "gpu"}, "device is 'gpu', but torch finds no such device here; try 'cpu'"),
         ({"network": nn.Unflatten(1, (3, 1))}, "the network turns one row into shape"),
         ({"network": nn.MultiheadAttention(3, 1)}, "pass a function that makes the network"),
-        ({"prior_variance": 1e12}, "training broke down"),
+        ({"prior_variance": 1e12}, "training failed"),
     ],
 )
 def test_options_that_make_no_sense(options, message):

@@ -8,12 +8,13 @@ import torch
 from torch import nn
 
 from coresift import InputError
-from coresift.estimators.laplace import SquaredError as LaplaceError
 from coresift.estimators.networks import MLP, LabelledStack, ResNet18, Stack, Trainer
 from coresift.estimators.networks import trainer as trainer_module
-from coresift.estimators.networks.trainer import take_rows
-from coresift.estimators.neural_linear import ExactLastLayer
-from coresift.estimators.plain import CrossEntropy, GaussianLoss
+from coresift.estimators.networks.exact_last_layer import ExactLastLayer
+from coresift.estimators.networks.labelled import MiniBatches, take_rows
+from coresift.estimators.networks.losses import CrossEntropy, GaussianLoss
+from coresift.estimators.networks.losses import SquaredError as LaplaceError
+from coresift.estimators.networks.optimisers import Adam, SingleAdam, optimiser
 from coresift.posteriors import BayesianLinearRegression
 
 
@@ -188,7 +189,7 @@ def test_a_large_network_alone_has_the_same_steps(decay_gains):
     """On a GPU torch's own optimiser makes them; gradients of filters come with their channels last."""
     torch.manual_seed(0)
     usual, alone = (Stack([network]) for network in [ResNet18(width=4)] * 2)
-    adam, other = trainer_module._Adam(usual.flat), trainer_module._AdamAlone(alone, 0.5, decay_gains)
+    adam, other = Adam(usual.flat), SingleAdam(alone, 0.5, decay_gains)
     decay = 0.5 * usual.decayed(decay_gains).expand_as(usual.flat)
     for rate in torch.tensor([1e-3, 2e-2, 5e-3]):
         gradients = [torch.randn_like(value) for value in usual.parameters.values()]
@@ -204,20 +205,18 @@ def test_a_large_network_alone_has_the_same_steps(decay_gains):
 
 
 def test_a_large_network_alone_has_the_optimiser_of_its_own(monkeypatch):
-    made = []
-    kind = trainer_module._AdamAlone
-    monkeypatch.setattr(trainer_module, "_AdamAlone", lambda *given: made.append(kind(*given)) or made[-1])
     monkeypatch.setattr(Stack, "records_steps", True)
     stack = Stack(networks(1))  # in float32
-    assert Trainer(schedule="one-cycle")._updates(stack) == made[0].step
+
+    def is_torchs_own(stack, decoupled):
+        update = optimiser(stack, 0.5, decay_gains=False, decoupled=decoupled)
+        return isinstance(getattr(update, "__self__", None), SingleAdam)
+
+    assert is_torchs_own(stack, decoupled=True)
+    assert not is_torchs_own(stack, decoupled=False)
+    assert not is_torchs_own(Stack(networks(1), dtype=torch.float64), decoupled=True)
     frozen = Stack(networks(1, lambda: MLP(3, (8, 5)).requires_grad_(False)))
-    for trainer, other in (
-        (Trainer(), stack),
-        (Trainer(schedule="one-cycle"), Stack(networks(1), dtype=torch.float64)),
-        (Trainer(schedule="one-cycle"), frozen),
-    ):
-        trainer._updates(other)
-    assert len(made) == 1
+    assert not is_torchs_own(frozen, decoupled=True)
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
@@ -270,7 +269,7 @@ def recorded(monkeypatch):
         return function
 
     monkeypatch.setattr(Stack, "recordable", True)
-    monkeypatch.setattr(trainer_module, "_Recorded", note)
+    monkeypatch.setattr(trainer_module, "Recorded", note)
     return noted
 
 
@@ -307,25 +306,25 @@ def test_nothing_is_recorded_without_the_stack(recorded, monkeypatch):
 
 def test_a_network_that_waits_counts_its_own_steps():
     data = LabelledStack.of([labelled(8, 0), labelled(4, 1)])
-    waits = [active.tolist() for _, _, active in trainer_module._Plan(data, [[4, 4], [4]]).steps()]
+    waits = [active.tolist() for _, _, active in MiniBatches(data, [[4, 4], [4]]).steps]
     assert waits == [[True, True], [True, False]]
-    together = trainer_module._Plan(LabelledStack.of([labelled(8, 0), labelled(8, 1)]), [[4, 4]] * 2)
-    assert [active for _, _, active in together.steps()] == [None, None] and together.full
+    together = MiniBatches(LabelledStack.of([labelled(8, 0), labelled(8, 1)]), [[4, 4]] * 2)
+    assert [active for _, _, active in together.steps] == [None, None] and together.full
 
 
 def test_mini_batches_are_even():
-    split = Trainer(batch_size=256, schedule="one-cycle")._split
+    split = Trainer(batch_size=256, schedule="one-cycle").mini_batches
     assert split(10_000) == [250] * 40  # not 39 of 256 and one of 16
     assert split(257) == [128, 129] and split(100) == [100]
     for batch_size in range(1, 12):
         for size in range(1, 60):
-            rows = Trainer(batch_size=batch_size, schedule="one-cycle")._split(size)
+            rows = Trainer(batch_size=batch_size, schedule="one-cycle").mini_batches(size)
             assert sum(rows) == size and max(rows) - min(rows) <= 1
             assert max(rows) <= max(batch_size, 3)
             assert min(rows) >= min(batch_size, size, 2)
     # In the paper's way, with what remains.
-    assert Trainer(batch_size=256)._split(10_000) == [256] * 39 + [16]
-    assert [Trainer()._split(size) for size in (1, 2, 20, 33, 50)] == [
+    assert Trainer(batch_size=256).mini_batches(10_000) == [256] * 39 + [16]
+    assert [Trainer().mini_batches(size) for size in (1, 2, 20, 33, 50)] == [
         [1],
         [2],
         [8, 8, 4],
@@ -336,7 +335,7 @@ def test_mini_batches_are_even():
 
 def test_errors():
     (member,) = networks(1)
-    with pytest.raises(InputError, match="do not go together"):
+    with pytest.raises(InputError, match="do not match"):
         train([member], [labelled(5, 0), labelled(5, 1)], [0, 1], SquaredError())
     with pytest.raises(
         InputError, match="sets of 8 to 40 rows need different numbers of epochs for 100 steps"

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def layer(features=4, classes=3, rank=0, seed=0):
     made = VariationalSoftmax(features, classes, rank, generator(seed)).double()
     with torch.no_grad():
         made.mean.mul_(20)
-        made.log_deviation.add_(3)
+        made.log_std.add_(3)
         made.factor.mul_(30)
     return made
 
@@ -39,14 +40,14 @@ def layer(features=4, classes=3, rank=0, seed=0):
 def test_initial_values():
     made = VariationalSoftmax(200, 100, generator=generator(0))
     assert abs(float(made.mean.detach().std()) - 0.05) < 0.002
-    assert abs(float(made.log_deviation.detach().mean()) + 4) < 0.002
-    assert abs(float(made.log_deviation.detach().std()) - 0.05) < 0.002
+    assert abs(float(made.log_std.detach().mean()) + 4) < 0.002
+    assert abs(float(made.log_std.detach().std()) - 0.05) < 0.002
     assert made.factor.numel() == 0
 
 
 def test_kl_diagonal():
     made = layer()
-    q = Normal(made.mean, made.log_deviation.exp())
+    q = Normal(made.mean, made.log_std.exp())
     expected = kl_divergence(q, Normal(torch.zeros(12).double(), 1.0)).sum()
     torch.testing.assert_close(made.kl(), expected)
 
@@ -55,7 +56,7 @@ def test_kl_diagonal():
 def test_kl_of_factors(rank):
     made = layer(rank=rank)
     factor = made.factor.view(rank, 12)
-    deviation = made.log_deviation.exp()
+    deviation = made.log_std.exp()
     prior = MultivariateNormal(torch.zeros(12).double(), torch.eye(12).double())
     full = MultivariateNormal(made.mean, torch.diag(deviation**2) + factor.mT @ factor)
     low = LowRankMultivariateNormal(made.mean, factor.mT, deviation**2)
@@ -69,7 +70,7 @@ def test_enough_factors_hold_any_covariance():
     root = torch.randn(4, 4, dtype=torch.float64, generator=generator(1))
     wanted = root @ root.mT + torch.eye(4)
     with torch.no_grad():
-        variance = (2 * made.log_deviation).exp()
+        variance = (2 * made.log_std).exp()
         made.factor.copy_(torch.linalg.cholesky(wanted - torch.diag(variance)).mT.flatten())
     expected = kl_divergence(
         MultivariateNormal(made.mean, wanted),
@@ -116,7 +117,7 @@ def test_layers_side_by_side(rank):
     noise = torch.randn(3, 5, 3 + rank, dtype=torch.float64, generator=generator(2))
     state = {
         name: torch.stack([dict(one.named_parameters())[name] for one in layers])
-        for name in ("mean", "log_deviation", "factor")
+        for name in ("mean", "log_std", "factor")
     }
     logits, divergence = functional_call(layers[0], state, (x, noise))
     for s, one in enumerate(layers):
@@ -201,7 +202,7 @@ def test_each_ends_as_if_trained_alone(extractor, rank):
 
 def test_noise_does_not_depend_on_how_far_ahead_orders_are_drawn(monkeypatch):
     """Alone, orders are drawn two epochs ahead, together one."""
-    monkeypatch.setattr(trainer_module, "_ORDERED", 80)
+    monkeypatch.setattr("coresift.estimators.base.Trainer", partial(Trainer, drawn_ahead=80))
     options = {"epochs": 6, "progress": False}
     sets = [tuple(part.numpy() for part in blobs(40, seed)) for seed in (0, 5)]
     many = NeuralLinearClassifier(**options).fit_many(sets, seeds=[3, 4])
@@ -215,7 +216,7 @@ def test_what_draws_noise_is_not_recorded(monkeypatch):
         raise AssertionError("recorded")
 
     monkeypatch.setattr(Stack, "recordable", True)
-    monkeypatch.setattr(trainer_module, "_Recorded", fail)
+    monkeypatch.setattr(trainer_module, "Recorded", fail)
     stack = Stack(networks(1, rank=0))
     data = LabelledStack.of([blobs(12, 0)])
     objective = EvidenceLowerBound(stack, [generator(0)])

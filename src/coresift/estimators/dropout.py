@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from numbers import Integral, Real
+from numbers import Real
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from coresift.checks import check_integer
+from coresift import limits
+from coresift.checks import check_choice, check_integer
 from coresift.errors import shown
-from coresift.estimators.base import seeded
-from coresift.estimators.networks.images import Precision
-from coresift.estimators.networks.trainer import Schedule
-from coresift.estimators.plain import KnownByNetworks, Likelihood, PlainClassifier, PlainRegressor
+from coresift.estimators.networks.drawing import seeded
+from coresift.estimators.networks.losses import Likelihood
+from coresift.estimators.stacked import StackedClassifier, StackedEstimator, StackedRegressor
 from coresift.posteriors.gaussian import check_positive
 from coresift.posteriors.network import input_tensor, rows_per_pass
 from coresift.posteriors.samples import by_blocks, categorical, gaussian, mixture, own_generator
@@ -28,28 +28,26 @@ from coresift.types import InputError
 # Layers that drop whole channels; a plain Dropout drops single units.
 _CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _DROPOUT = (nn.Dropout, *_CHANNELS)
-# Units of the hidden layers of the estimators' own network.
+# Units of the hidden layers of the estimators' default network.
 _WIDTH = 30
-# Numbers that a layer holds at a time, over all samples and a block of rows: what a cache holds is fastest.
-_WORKING_SET = 2**20
 
 
 @dataclass(frozen=True, eq=False)
 class DropoutPosterior:
     """A network with dropout, in all of its layers or only in the last: its masks are the posterior samples.
 
-    The paper's Algorithm 2 compares points under the *same* theta_j. So a sample fixes one mask for each call
-    of a dropout layer, and every row of every chunk sees that mask, where the network in training mode would
-    draw another for each row. Batch norm and all else are in evaluation mode. The network is copied: the
-    posterior stays what it is while training goes on.
+    The paper's Algorithm 2 compares points under the *same* theta_j. Therefore a sample fixes one mask for
+    each call of a dropout layer, and every row of every chunk sees that mask; in training mode the network
+    would draw another for each row. All other layers are in evaluation mode. The network is copied, so
+    further training does not change the posterior.
 
     Parameters
     ----------
     network : rows (n, ...) -> outputs (n, C), with layers `nn.Dropout`, `nn.Dropout1d`, 2d or 3d.
-    likelihood : what the outputs mean: "classes" for logits, "gaussian" for means, or a function from outputs
-        (J, n, ...) to a Distribution of batch shape (J, n).
+    likelihood : the meaning of the outputs: "classes" for logits, "gaussian" for means, or a function from
+        outputs (J, n, ...) to a Distribution of batch shape (J, n).
     noise_variance : of y, in the Gaussian case.
-    num_predictive : how many sets of masks the predictive averages over; always the same ones.
+    num_predictive : how many sets of masks the predictive averages over, always the same ones.
 
     References
     ----------
@@ -73,25 +71,28 @@ class DropoutPosterior:
                 "the network has no dropout layer: it needs nn.Dropout, nn.Dropout1d, nn.Dropout2d or "
                 "nn.Dropout3d (a call of F.dropout cannot be seen from outside)"
             )
+        self._check_likelihood()
+        num_predictive = check_integer(self.num_predictive, 1, "num_predictive")
+        object.__setattr__(self, "num_predictive", num_predictive)
+
+    def _check_likelihood(self) -> None:
         if isinstance(self.likelihood, str) and self.likelihood not in ("classes", "gaussian"):
             raise InputError(
                 f"likelihood is {self.likelihood!r}, expected 'classes', 'gaussian' or a function"
             )
         if (self.likelihood == "gaussian") != (self.noise_variance is not None):
-            raise InputError("noise_variance goes with likelihood='gaussian', and each needs the other")
+            raise InputError("likelihood='gaussian' needs noise_variance=, and no other likelihood takes it")
         if self.noise_variance is not None:
             check_positive(self.noise_variance, "noise_variance")
-        num_predictive = check_integer(self.num_predictive, 1, "num_predictive")
-        object.__setattr__(self, "num_predictive", num_predictive)
 
     def to(self, device: torch.device | str) -> DropoutPosterior:
-        """The same on another device; this one stays where it is."""
+        """Copy to another device."""
         moved = replace(self)  # with a copy of the network
         moved.network.to(device)
         return moved
 
     def sample(self, num: int, generator: torch.Generator) -> Tensor:
-        """(J,) seeds, each of one set of masks: its masks are drawn when needed, and always the same."""
+        """Draw (J,) seeds, one for each set of masks, which are drawn from it when they are needed."""
         return torch.randint(2**62, (num,), generator=generator)
 
     def conditional(self, x: Tensor, theta: Tensor) -> Distribution:
@@ -114,41 +115,44 @@ class DropoutPosterior:
         return by_blocks(lambda rows: mixture(self.conditional(rows, self._seeds)), x, numbers)
 
     @torch.no_grad()
-    def outputs(self, x: Tensor, theta: Tensor) -> Tensor:
-        """(J, n, ...) the network's outputs with the masks of each seed."""
+    def outputs(self, x: Tensor, theta: Tensor, numbers: int = limits.MASKED_NUMBERS) -> Tensor:
+        """(J, n, ...) the network's outputs with the masks of each seed.
+
+        A layer holds at most ``numbers`` numbers at a time, over all samples and a block of rows.
+        """
         where = input_tensor(self.network)
         layers = self._record(x[:1].to(where))
         masks = [_draw(layers, int(seed)) for seed in theta]
-        together = [torch.stack(each).to(where.device) for each in zip(*masks, strict=True)]
+        stacked = [torch.stack(samples).to(where.device) for samples in zip(*masks, strict=True)]
         widest = max(row.numel() for _, row in layers)
-        size = max(min(_WORKING_SET // (len(theta) * widest), rows_per_pass(x.shape[1:])), 1)
-        return torch.cat([self._masked(rows.to(where), together) for rows in torch.split(x, size)], 1)
+        size = max(min(numbers // (len(theta) * widest), rows_per_pass(x.shape[1:])), 1)
+        return torch.cat([self._masked(rows.to(where), stacked) for rows in torch.split(x, size)], 1)
 
     def _masked(self, x: Tensor, masks: list[Tensor]) -> Tensor:
         """(J, n, ...) outputs, with masks (J, ...) in the order in which the layers are called."""
 
-        def one(*own: Tensor) -> Tensor:
+        def single(*own: Tensor) -> Tensor:
             remaining = iter(own)
             with self._hooked(lambda _, output: output * next(remaining).to(output)):
                 outputs: Tensor = self.network(x)
                 return outputs
 
         try:
-            # What comes before the first dropout layer is computed once for all samples.
-            outputs: Tensor = torch.vmap(one)(*masks)
+            # The layers before the first dropout layer are computed once for all samples.
+            outputs: Tensor = torch.vmap(single)(*masks)
         except RuntimeError:  # a network that torch cannot vectorise
-            outputs = torch.stack([one(*own) for own in zip(*masks, strict=True)])
+            outputs = torch.stack([single(*own) for own in zip(*masks, strict=True)])
         return outputs
 
     def _record(self, row: Tensor) -> list[tuple[nn.Module, torch.Size]]:
-        """The dropout layers in the order of their calls, and the shape of a row there."""
+        """List the dropout layers in the order of their calls, with the shape of a row there."""
         calls: list[tuple[nn.Module, torch.Size]] = []
 
         def note(layer: nn.Module, output: Tensor) -> Tensor:
             if len(output) != 1:
                 raise InputError(
                     f"a dropout layer sees shape {tuple(output.shape)} for a single row of the pool; "
-                    "rows must stay apart, along the first axis"
+                    "rows must stay separate, along the first axis"
                 )
             calls.append((layer, output.shape[1:]))
             return output
@@ -161,7 +165,7 @@ class DropoutPosterior:
 
     @contextmanager
     def _hooked(self, change: Callable[[nn.Module, Tensor], Tensor]) -> Iterator[None]:
-        """Put every dropout layer's output, which is its input in evaluation mode, through ``change``."""
+        """Apply ``change`` to every dropout layer's output, which is its input in evaluation mode."""
         hooks = [
             layer.register_forward_hook(lambda layer, _, output: change(layer, output))
             for layer in self._layers
@@ -181,59 +185,27 @@ class DropoutPosterior:
         return self.sample(self.num_predictive, own_generator())
 
 
-class _Dropout(KnownByNetworks):
+@dataclass(eq=False, repr=False, kw_only=True)
+class _Dropout(StackedEstimator):
     """What the estimators share: one network, with dropout before its head."""
 
-    posterior_: DropoutPosterior
-
-    def __init__(
-        self,
-        network: nn.Module | Callable[[int], nn.Module] | None = None,
-        *,
-        dropout: float = 0.1,
-        where: Literal["all", "last"] = "all",
-        num_predictive: int = 100,
-        epochs: int = 300,
-        learning_rate: float = 1e-2,
-        batch_size: int | None = None,
-        weight_decay: float = 1e-2,
-        schedule: Schedule = "cosine",
-        least_steps: int = 0,
-        augment: nn.Module | None = None,
-        random_state: int | None = None,
-        device: str = "cpu",
-        precision: Precision = "float32",
-        progress: bool = True,
-    ) -> None:
-        self.network = network
-        self.dropout = dropout
-        self.where = where
-        self.num_predictive = num_predictive
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.weight_decay = weight_decay
-        self.schedule = schedule
-        self.least_steps = least_steps
-        self.augment = augment
-        self.random_state = random_state
-        self.device = device
-        self.precision = precision
-        self.progress = progress
+    dropout: float = 0.1
+    where: Literal["all", "last"] = "all"
+    num_predictive: int = 100
 
     def _check_options(self) -> None:
         super()._check_options()
-        self._check_option("num_predictive", Integral, 1)
+        check_integer(self.num_predictive, 1, "num_predictive")
         if not isinstance(self.dropout, Real) or not 0 < self.dropout < 1:
             raise InputError(f"dropout is {shown(self.dropout)}, expected a probability between 0 and 1")
-        self._check_choice("where", ("all", "last"))
+        check_choice(self.where, ("all", "last"), "where")
 
-    def _fresh_network(self, inputs: int, generator: torch.Generator) -> nn.Module:
+    def _new_extractor(self, inputs: int, generator: torch.Generator) -> nn.Module:
         if self.network is None:
             with seeded(generator):
                 extractor: nn.Module = _layers(inputs, self.dropout)
         else:
-            extractor = super()._fresh_network(inputs, generator)
+            extractor = super()._new_extractor(inputs, generator)
         if self.where == "last":
             _remove_dropout(extractor)
         return nn.Sequential(extractor, nn.Dropout(self.dropout))
@@ -245,31 +217,24 @@ class _Dropout(KnownByNetworks):
         return [self.posterior_.network]
 
 
-class DropoutRegressor(PlainRegressor, _Dropout):
+class DropoutRegressor(StackedRegressor, _Dropout):
     """Regression with Monte Carlo dropout: a network predicts a mean and a variance under each set of masks.
 
     Trained by the Gaussian log density of mini-batches. The predictive is the Gaussian with the mean and
     variance of the mixture over masks. Inputs and outputs are standardised inside; predictions and
-    ``posterior_`` are in the units of ``y``. Several fitted by ``fit_many`` see other masks in training than
-    each would alone.
+    ``posterior_`` are in the units of ``y``. In ``fit_many`` training uses other masks than in ``fit``.
 
     Parameters
     ----------
-    network : the layers below the last, linear one: ``None`` for two layers of 30 units, a module (used for
-        its layers; its weights are drawn anew), or a function from the number of columns or channels to a
-        module.
+    network : the layers below the last, linear one, see `NeuralLinearClassifier`; by default without batch
+        norm.
     dropout : the probability with which a unit is dropped.
-    where : "all" for dropout after every hidden layer, "last" for only before the last layer. A network of
-        one's own gets one before the last layer; "all" keeps the dropout layers that it has, "last" takes
-        them out.
+    where : "all" for dropout after every hidden layer, "last" for dropout only before the last layer. A
+        network of the user's gets one before the last layer; "all" keeps the dropout layers that it has,
+        "last" removes them.
     num_predictive : how many sets of masks a prediction averages over.
     epochs, learning_rate, batch_size, weight_decay, schedule, least_steps : see `Trainer`.
-    augment : a module that changes rows at random in training, such as `Augment` for images; images are given
-        to it as they come, rows of a table standardised.
-    random_state : seed of weights, shuffling and masks.
-    device : where to train, "cpu" or "cuda".
-    precision : "bfloat16" trains a network of one's own in half precision on a GPU.
-    progress : show a bar on a terminal once training has taken two seconds.
+    augment, random_state, device, precision, progress : see `NeuralLinearClassifier`.
 
     Attributes
     ----------
@@ -278,21 +243,20 @@ class DropoutRegressor(PlainRegressor, _Dropout):
     >>> import numpy as np
     >>> x = np.linspace(-1, 1, 40)[:, None]
     >>> model = DropoutRegressor(epochs=20, random_state=0).fit(x, x[:, 0] ** 2)
-    >>> mean, deviation = model.predict(x, return_std=True)
-    >>> mean.shape, bool((deviation > 0).all())
+    >>> mean, std = model.predict(x, return_std=True)
+    >>> mean.shape, bool((std > 0).all())
     ((40,), True)
     """
 
 
-class DropoutClassifier(PlainClassifier, _Dropout):
+class DropoutClassifier(StackedClassifier, _Dropout):
     """Classification with Monte Carlo dropout: class probabilities are averaged over masks.
 
     Trained by the cross-entropy of mini-batches. Inputs are standardised inside.
 
     Parameters
     ----------
-    network, dropout, where, num_predictive, epochs, learning_rate, batch_size, weight_decay, schedule,
-        least_steps, augment, random_state, device, precision, progress : as for `DropoutRegressor`.
+    network, dropout, where, ..., progress : as for `DropoutRegressor`.
 
     Attributes
     ----------
@@ -311,7 +275,7 @@ class DropoutClassifier(PlainClassifier, _Dropout):
 def _layers(inputs: int, rate: float) -> nn.Sequential:
     """Two hidden layers, with dropout between them.
 
-    Without batch norm, whose statistics would see padding where sets of several sizes are fitted together.
+    There is no batch norm: if sets of several sizes are fitted together, its statistics would see padding.
     """
     return nn.Sequential(
         nn.Linear(inputs, _WIDTH), nn.ReLU(), nn.Dropout(rate), nn.Linear(_WIDTH, _WIDTH), nn.ReLU()
@@ -326,7 +290,7 @@ def _remove_dropout(network: nn.Module) -> None:
 
 
 def _draw(layers: list[tuple[nn.Module, torch.Size]], seed: int) -> list[Tensor]:
-    """One set of masks, each of the shape of a row or of its channels: zero, or 1 / (1 - p) where kept."""
+    """Draw a set of masks, each of the shape of a row or of its channels: zero, or 1 / (1 - p) if kept."""
     generator = torch.Generator().manual_seed(seed)
     masks = []
     for layer, row in layers:

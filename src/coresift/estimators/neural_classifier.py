@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from coresift.checks import check_integer
 from coresift.errors import InputError, shown
-from coresift.estimators.base import NetworkClassifier
-from coresift.estimators.networks import LabelledStack, Stack
-from coresift.estimators.networks.images import Precision, Prepared
+from coresift.estimators.networks import Objective, Stack
+from coresift.estimators.networks.drawing import count_features
+from coresift.estimators.networks.heads import substate
 from coresift.estimators.networks.layers import AppendOne, Standardise
-from coresift.estimators.networks.trainer import Schedule
+from coresift.estimators.networks.losses import Likelihood
 from coresift.estimators.networks.variational import (
     EvidenceLowerBound,
     VariationalNetwork,
     VariationalSoftmax,
 )
+from coresift.estimators.saving import head_tensors, network_tensors
+from coresift.estimators.stacked import StackedClassifier, without_head
 from coresift.posteriors.network import NetworkPosterior
 from coresift.posteriors.softmax import SoftmaxPosterior
 
 
-class NeuralLinearClassifier(NetworkClassifier):
+@dataclass(eq=False, repr=False, kw_only=True)
+class NeuralLinearClassifier(StackedClassifier):
     """Classification with a network's features and a Bayesian softmax layer on top.
 
     Network and layer are trained together by the evidence lower bound, with local reparametrisation (paper,
@@ -37,28 +42,27 @@ class NeuralLinearClassifier(NetworkClassifier):
         )
 
     About as accurate in a fraction of the time are ``schedule="one-cycle"``, ``epochs=30``,
-    ``least_steps=2500``, ``learning_rate=2e-3`` (less where that kills features) and ``weight_decay=0.5``.
+    ``least_steps=2500``, ``learning_rate=2e-3`` (less if features die) and ``weight_decay=0.5``.
 
-    Images as bytes stay so, on the GPU if they are tensors there, until a mini-batch of them is needed.
-
-    Batch norm in a network of one's own is evaluated by its running statistics; after fewer than 50 steps,
-    which is too few for them, by those of the labelled rows.
+    Images of bytes stay bytes, on the GPU if they are tensors there, until a mini-batch of them is needed.
+    Batch norm in a network of the user's is evaluated with its running statistics; after fewer than 50 steps,
+    which is too few for them, with those of the labelled rows.
 
     Parameters
     ----------
     network : the feature extractor: ``None`` for two layers of 30 units with batch norm, a module (used for
         its layers; its weights are drawn anew), or a function from the number of columns or channels to a
         module.
-    epochs, learning_rate, batch_size, weight_decay, schedule, least_steps : see `Trainer`; the decay is of
-        the extractor alone, since the last layer has its prior, N(0, I).
-    augment : a module that changes rows at random in training, such as `Augment` for images; images are given
-        to it as they come, rows of a table standardised.
+    epochs, learning_rate, batch_size, weight_decay, schedule, least_steps : see `Trainer`; weight decay is
+        for the extractor only, since the last layer has its prior, N(0, I).
+    augment : a module that changes rows at random in training, such as `Augment` for images; it is given
+        images as they are, and rows of a table standardised.
     covariance : of the last layer's weights: "diagonal" for mean-field inference, "full", or the number of
-        factors that a low-rank one has beside the diagonal.
+        factors that a low-rank one has in addition to the diagonal.
     num_predictive : how many draws of the weights a prediction averages over.
     random_state : seed of weights, shuffling and noise.
     device : where to train, "cpu" or "cuda".
-    precision : "bfloat16" trains a network of one's own in half precision on a GPU.
+    precision : "bfloat16" trains a network of the user's in half precision on a GPU.
     progress : show a bar on a terminal once training has taken two seconds.
 
     Attributes
@@ -73,114 +77,61 @@ class NeuralLinearClassifier(NetworkClassifier):
     ['down', 'up']
     """
 
-    posterior_: NetworkPosterior
-
-    def __init__(
-        self,
-        network: nn.Module | Callable[[int], nn.Module] | None = None,
-        *,
-        epochs: int = 200,
-        learning_rate: float = 1e-2,
-        batch_size: int | None = None,
-        weight_decay: float = 1e-3,
-        schedule: Schedule = "cosine",
-        least_steps: int = 0,
-        augment: nn.Module | None = None,
-        covariance: Literal["diagonal", "full"] | int = "diagonal",
-        num_predictive: int = 100,
-        random_state: int | None = None,
-        device: str = "cpu",
-        precision: Precision = "float32",
-        progress: bool = True,
-    ) -> None:
-        self.network = network
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.weight_decay = weight_decay
-        self.schedule = schedule
-        self.least_steps = least_steps
-        self.augment = augment
-        self.covariance = covariance
-        self.num_predictive = num_predictive
-        self.random_state = random_state
-        self.device = device
-        self.precision = precision
-        self.progress = progress
+    epochs: int = 200
+    weight_decay: float = 1e-3
+    covariance: Literal["diagonal", "full"] | int = "diagonal"
+    num_predictive: int = 100
 
     def _check_options(self) -> None:
         super()._check_options()
-        self._check_option("num_predictive", Integral, 1)
+        check_integer(self.num_predictive, 1, "num_predictive")
+        self._rank(1)  # raises if covariance makes no sense
 
-    @staticmethod
-    def _fit_together(
-        members: Sequence[NeuralLinearClassifier], sets: Sequence[tuple[Tensor, Tensor]]
-    ) -> None:
-        first = members[0]
-        labels = first._shared_targets(members, [y for _, y in sets])
-        generators = [member._generator() for member in members]
-        scales = [Standardise.of(x) for x, _ in sets]
-        data, networks = [], []
-        for member, scale, (x, _), y, generator in zip(
-            members, scales, sets, labels, generators, strict=True
-        ):
-            data.append((member._before_training(x, scale), y))
-            networks.append(member._fresh_classifier(data[-1][0], scale, len(member.classes_), generator))
-        stack = Stack(networks, first.device)
-        seeds = [int(torch.randint(2**62, (), generator=generator)) for generator in generators]
-        objective = EvidenceLowerBound(stack, [torch.Generator().manual_seed(seed) for seed in seeds])
-        first._trainer().train(stack, objective, LabelledStack.of(data), generators)
-        for position, (member, scale) in enumerate(zip(members, scales, strict=True)):
-            trained = stack.member(position)
-            assert isinstance(trained, VariationalNetwork)
-            extractor = trained.extractor
-            if isinstance(extractor, Prepared):
-                extractor = extractor.extractor
-            member._set_posterior(scale, extractor, trained.head.posterior(first.num_predictive))
-            member._warn_of_dead_units([nn.Sequential(scale, extractor)], sets[position][0])
+    def _generators(self) -> list[torch.Generator]:
+        return [self._generator()]
 
-    def _fresh_classifier(
-        self, x: Tensor, scale: Standardise, classes: int, generator: torch.Generator
-    ) -> VariationalNetwork:
-        """A network and its last layer, with new weights, for rows like ``x`` (n, ...)."""
-        extractor = self._fresh_extractor(x, scale, generator)
-        features = self._num_features(extractor, x) + 1  # the constant
+    def _new_network(self, x: Tensor, scale: Standardise, generator: torch.Generator) -> nn.Module:
+        extractor = self._new_prepared(x, scale, generator)
+        features = count_features(extractor, x) + 1  # the constant
+        classes = len(self.classes_)
         head = VariationalSoftmax(features, classes, self._rank(features * classes), generator)
         return VariationalNetwork(extractor, head)
 
     def _rank(self, size: int) -> int:
-        if (
-            isinstance(self.covariance, Integral)
-            and not isinstance(self.covariance, bool)
-            and self.covariance >= 0
-        ):
-            return min(int(self.covariance), size)  # more factors than weights say no more
+        """How many factors the covariance of ``size`` weights has in addition to the diagonal."""
         if isinstance(self.covariance, str) and self.covariance in ("diagonal", "full"):
             return size if self.covariance == "full" else 0
-        raise InputError(
-            f"covariance is {shown(self.covariance)}, expected 'diagonal', 'full' or how many factors"
-        )
+        number: Any = self.covariance
+        if isinstance(number, bool) or not isinstance(number, Integral) or number < 0:
+            raise InputError(
+                f"covariance is {shown(number)}, expected 'diagonal', 'full' or a number of factors"
+            )
+        return min(int(number), size)  # more factors than weights add nothing
 
-    def _set_posterior(self, scale: Standardise, extractor: nn.Module, head: SoftmaxPosterior) -> None:
-        network = nn.Sequential(scale, extractor, AppendOne()).to(head.mean.device).eval()
+    def _objective(self, stack: Stack, generators: Sequence[torch.Generator]) -> Objective:
+        seeds = [int(torch.randint(2**62, (), generator=generator)) for generator in generators]
+        return EvidenceLowerBound(stack, [torch.Generator().manual_seed(seed) for seed in seeds])
+
+    def _learn_posterior(
+        self, networks: Sequence[nn.Module], likelihood: Likelihood, x: Tensor, y: Tensor
+    ) -> None:
+        _, trained = networks[0].children()
+        assert isinstance(trained, VariationalNetwork)
+        assert isinstance(trained.head, VariationalSoftmax)
+        self._set_posterior(without_head(networks[0]), trained.head.posterior(self.num_predictive))
+
+    def _set_posterior(self, extractor: nn.Module, head: SoftmaxPosterior) -> None:
+        """Set the posterior from rows (n, ...) -> features (n, D - 1), and the last layer."""
+        network = nn.Sequential(*extractor.children(), AppendOne()).to(head.mean.device).eval()
         self.posterior_ = NetworkPosterior(network, head)
 
     def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors = {f"network.{name}": value for name, value in self.posterior_.network.state_dict().items()}
-        head = self.posterior_.head
-        tensors |= {f"head.{name}": getattr(head, name) for name in ("mean", "deviation", "factor")}
-        return tensors, {}
+        return network_tensors(self.posterior_) | head_tensors(self.posterior_.head), {}
 
-    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        scale = Standardise(tensors["network.0.mean"], tensors["network.0.deviation"])
-        extractor = self._fresh_network(self.n_features_in_, torch.Generator())
-        for part, prefix in ((scale, "network.0."), (extractor, "network.1.")):
-            part.load_state_dict(
-                {
-                    name.removeprefix(prefix): value
-                    for name, value in tensors.items()
-                    if name.startswith(prefix)
-                }
-            )
-        mean, deviation, factor = (tensors[f"head.{name}"] for name in ("mean", "deviation", "factor"))
-        self._set_posterior(scale, extractor, SoftmaxPosterior(mean, deviation, factor, self.num_predictive))
+    def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        state = substate(tensors, "network.")
+        scale = Standardise(state["0.mean"], state["0.std"])
+        extractor = nn.Sequential(scale, self._new_extractor(self.n_features_in_, torch.Generator()))
+        extractor.load_state_dict(state)
+        head = SoftmaxPosterior(**substate(tensors, "head."), num_predictive=self.num_predictive)
+        self._set_posterior(extractor, head)

@@ -15,9 +15,8 @@ _EPSILON = 1e-5
 class MLP(nn.Module):
     """Layers of ``widths`` units, each Linear, BatchNorm1d, ReLU; two of 30 units are the paper's.
 
-    The linear layers have no bias: batch norm would take it out again.
-
-    Plain torch layers, so one network works anywhere; `stacked` computes S of them at once.
+    The linear layers have no bias, since batch norm would subtract it again. The layers are torch's own, so
+    a network works anywhere; `stacked` computes S of them at once.
 
     >>> MLP(6)(torch.zeros(4, 6)).shape
     torch.Size([4, 30])
@@ -43,12 +42,12 @@ class MLP(nn.Module):
         Parameters
         ----------
         state : parameters and buffers by name, each with S in front.
-        rows : (S, n), one over the number of real rows, zero for padding; ``None`` where all are real.
-        settle : keep the rows' statistics for evaluation mode, which then gives the same on these rows.
+        rows : (S, n), 1 / number of real rows, zero for padding; ``None`` if all are real.
+        settle : keep the rows' statistics for evaluation mode, which then gives the same outputs.
         """
-        if rows is None and x.shape[1] == 1:  # torch's own batch norm refuses a lone row
+        if rows is None and x.shape[1] == 1:  # torch's batch norm raises for a single row
             rows = x.new_ones(x.shape[:2])
-        columns = x.mT  # (S, width, n): each unit's values lie together, for batch norm and products alike
+        columns = x.mT  # (S, width, n): each unit's values are contiguous, for batch norm and products
         for layer in range(len(self.linear)):
             columns = torch.bmm(state[f"linear.{layer}.weight"], columns)
             if settle:
@@ -62,9 +61,10 @@ class MLP(nn.Module):
 
 def _statistics(columns: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
     """Means and variances (S, width, 1) of columns (S, width, n) over the rows."""
-    share = columns.new_full((len(columns), columns.shape[2]), 1 / columns.shape[2]) if rows is None else rows
-    mean = torch.bmm(columns, share.unsqueeze(2))
-    return mean, torch.bmm((columns - mean).square(), share.unsqueeze(2))
+    if rows is None:
+        rows = columns.new_full((len(columns), columns.shape[2]), 1 / columns.shape[2])
+    mean = torch.bmm(columns, rows.unsqueeze(2))
+    return mean, torch.bmm((columns - mean).square(), rows.unsqueeze(2))
 
 
 def _batch_norm(columns: Tensor, rows: Tensor | None, gain: Tensor, shift: Tensor) -> Tensor:
@@ -73,15 +73,15 @@ def _batch_norm(columns: Tensor, rows: Tensor | None, gain: Tensor, shift: Tenso
     Parameters
     ----------
     columns : (S, width, n)
-    rows : (S, n), each row's share in the mean; ``None`` where all rows are real.
+    rows : (S, n), the weight of each row in the mean; ``None`` if all rows are real.
     gain, shift : (S, width)
     """
-    # torch's own kernel is made for many rows of few channels; on a GPU, for hundreds of networks, the plain
-    # sums are faster by a third.
+    # torch's kernel is made for many rows of few channels; on a GPU, for hundreds of networks, plain sums are
+    # faster by a third.
     if rows is not None or columns.is_cuda:
         mean, variance = _statistics(columns, rows)
         return (columns - mean) * (torch.rsqrt(variance + _EPSILON) * gain.unsqueeze(2)) + shift.unsqueeze(2)
-    # One batch norm over S * width channels: on a CPU twice as fast as its parts.
+    # One batch norm over S * width channels, which on a CPU is twice as fast as plain sums.
     channels = columns.view(1, -1, columns.shape[2])
     gain, shift = gain.flatten(), shift.flatten()
     normal = nn.functional.batch_norm(channels, None, None, gain, shift, training=True, eps=_EPSILON)

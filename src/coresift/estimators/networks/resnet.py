@@ -1,4 +1,4 @@
-"""The paper's feature extractor for images: a ResNet-18 for small ones, and a fully connected layer."""
+"""The paper's feature extractor for images: a ResNet-18 for small images, and a fully connected layer."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from coresift.checks import check_integer
-from coresift.estimators.networks.batch_norm import BatchNorm
 
 
 class ResNet18(nn.Module):
     """Images (n, channels, height, width) -> features (n, features).
 
-    Made for images of about 32 x 32, as is usual on CIFAR: a stem of 3 x 3 filters that keeps the size, no
-    pooling before the global average, stages of ``width`` 64 to 512 filters, then a layer of 32 units with
+    Made for images of about 32 x 32, such as CIFAR: a stem of 3 x 3 filters that keeps the size, no pooling
+    before the global average, stages of ``width`` 64 to 512 filters, then a layer of 32 units with
     ReLU. All weights start from Glorot's uniform distribution.
 
     References
@@ -25,7 +24,7 @@ class ResNet18(nn.Module):
     torch.Size([2, 32])
     """
 
-    recordable = True  # a fixed sequence of kernels, whatever the images are
+    recordable = True  # a fixed sequence of kernels, for any images
 
     def __init__(self, channels: int = 3, features: int = 32, width: int = 64) -> None:
         super().__init__()
@@ -33,7 +32,7 @@ class ResNet18(nn.Module):
             check_integer(value, 1, name)
             for name, value in (("channels", channels), ("features", features), ("width", width))
         )
-        self.stem = nn.Sequential(Convolution(channels, width), BatchNorm(width))
+        self.stem = nn.Sequential(Convolution(channels, width), nn.BatchNorm2d(width))
         sizes = [width, width, 2 * width, 4 * width, 8 * width]
         blocks: list[nn.Module] = []
         for stage in range(4):
@@ -43,31 +42,32 @@ class ResNet18(nn.Module):
         self.last = FullyConnected(sizes[-1], features)
 
     def forward(self, x: Tensor) -> Tensor:
-        # The faster order on a GPU; on a CPU torch 2.13 writes out of bounds in it, in gradients of strided
-        # filters of size 1.
+        # Channels last is the faster format on a GPU; on a CPU torch 2.13 writes out of bounds with it, in
+        # gradients of strided filters of size 1.
         x = x.contiguous(memory_format=torch.channels_last if x.is_cuda else torch.contiguous_format)
-        return torch.relu(self.last(self.blocks(self.stem(x)).mean((2, 3))))
+        hidden = self.blocks(torch.relu(self.stem(x)))
+        return torch.relu(self.last(hidden.mean((2, 3))))
 
 
 class ResidualBlock(nn.Module):
-    """Two layers of 3 x 3 filters, added to their input; filters of size 1 fit it where the sizes differ."""
+    """Two layers of 3 x 3 filters, added to their input; filters of size 1 adapt it if the sizes differ."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
-        self.first = nn.Sequential(Convolution(inputs, outputs, stride=stride), BatchNorm(outputs))
-        self.second, self.norm = Convolution(outputs, outputs), BatchNorm(outputs)
+        self.first = nn.Sequential(Convolution(inputs, outputs, stride=stride), nn.BatchNorm2d(outputs))
+        self.second, self.norm = Convolution(outputs, outputs), nn.BatchNorm2d(outputs)
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(
-                Convolution(inputs, outputs, size=1, stride=stride), BatchNorm(outputs, relu=False)
+                Convolution(inputs, outputs, size=1, stride=stride), nn.BatchNorm2d(outputs)
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        normed: Tensor = self.norm(self.second(self.first(x)), self.shortcut(x))
-        return normed
+        hidden = torch.relu(self.first(x))
+        return torch.relu(self.norm(self.second(hidden)) + self.shortcut(x))
 
 
-# Layers that know how their weights start can be drawn anew one by one.
+# Layers with `reset_parameters`, so that each can be initialised again by itself.
 
 
 class Convolution(nn.Conv2d):

@@ -1,41 +1,40 @@
-"""A Bayesian softmax layer by variational inference: its distribution, and its training with a network."""
+"""Train a Bayesian softmax layer together with a network, by variational inference."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from coresift.estimators.networks.heads import Headed
+from coresift.estimators.networks.labelled import LabelledStack, Rows, take_rows
 from coresift.estimators.networks.layers import AppendOne
 from coresift.estimators.networks.stack import Stack
-from coresift.estimators.networks.trainer import LabelledStack, Rows, take_rows
-
-if TYPE_CHECKING:
-    from coresift.posteriors.softmax import SoftmaxPosterior
+from coresift.posteriors.softmax import SoftmaxPosterior
 
 
 class VariationalSoftmax(nn.Module):
-    """q(W) = N(mean, diag(deviation^2) + sum_r factor_r factor_r^T) of softmax(W x), with the prior N(0, I).
+    """q(W) = N(mean, diag(std^2) + sum_r factor_r factor_r^T) of softmax(W x), with the prior N(0, I).
 
-    Means start from N(0, 0.05^2) and log deviations from N(-4, 0.05^2) (paper, appendix); factors start small
-    enough to add no more variance than is there already. Without factors this is mean-field inference.
+    Means start from N(0, 0.05^2) and log standard deviations from N(-4, 0.05^2) (paper, appendix); factors
+    start so small that they at most double the variance. Without factors this is mean-field inference.
 
     Parameters
     ----------
     features : D, the constant included that stands for a bias.
     classes : C.
     rank : R, how many factors; C D of them can represent any covariance.
-    generator : of the first values; torch's own by default.
+    generator : of the initial values; torch's own by default.
 
     Attributes
     ----------
-    mean, log_deviation : (C D,), factor : (R C D,). Flat, for weight decay is for matrices, and these have
-        their prior in the divergence. Parameters of S layers, with S in front of everything, work as well.
+    mean, log_std : (C D,), factor : (R C D,). They are flat, so that weight decay, which is for matrices,
+        leaves them to their prior. Parameters of S layers, with S in front of every shape, work as well.
 
     >>> layer = VariationalSoftmax(features=3, classes=2)
     >>> logits, divergence = layer(torch.ones(5, 3), torch.randn(5, layer.noises))
@@ -50,24 +49,24 @@ class VariationalSoftmax(nn.Module):
         self.features, self.classes, self.rank = features, classes, rank
         size = classes * features
         self.mean = nn.Parameter(0.05 * torch.randn(size, generator=generator))
-        self.log_deviation = nn.Parameter(-4 + 0.05 * torch.randn(size, generator=generator))
+        self.log_std = nn.Parameter(-4 + 0.05 * torch.randn(size, generator=generator))
         small = math.exp(-4) / math.sqrt(max(rank, 1))
         self.factor = nn.Parameter(small * torch.randn(rank * size, generator=generator))
 
     @property
     def noises(self) -> int:
-        """How many standard normal numbers the logits of one row are made from: C + R."""
+        """How many standard normal numbers the logits of one row need: C + R."""
         return self.classes + self.rank
 
     def forward(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and divergence: what the evidence lower bound is made of."""
+        """Return logits and divergence, the two parts of the evidence lower bound."""
         return self.logits(features, noise), self.kl()
 
     def logits(self, features: Tensor, noise: Tensor) -> Tensor:
-        """(n, C) draws of W x, each row with weights of its own, by local reparametrisation.
+        """(n, C) draws of W x, each row with its own weights, by local reparametrisation.
 
-        W x is Gaussian for given x, so its few numbers are drawn instead of the many of W, and independent
-        rows make the gradient less noisy.
+        W x is Gaussian for given x, so its few numbers are drawn instead of the many of W; rows that are
+        independent make the gradient less noisy.
 
         Parameters
         ----------
@@ -78,9 +77,9 @@ class VariationalSoftmax(nn.Module):
         ----------
         Kingma et al., Variational Dropout and the Local Reparameterization Trick, 2015.
         """
-        mean, deviation, factor = self._shaped()
+        mean, std, factor = self._shaped()
         own, shared = noise[..., : self.classes], noise[..., self.classes :]
-        spread = (features.square() @ deviation.square().mT).sqrt()  # (n, C)
+        spread = (features.square() @ std.square().mT).sqrt()  # (n, C)
         outputs = torch.addcmul(features @ mean.mT, spread, own)
         if self.rank:
             projected = torch.unflatten(features @ factor.flatten(-3, -2).mT, -1, (self.rank, self.classes))
@@ -89,12 +88,12 @@ class VariationalSoftmax(nn.Module):
 
     def kl(self) -> Tensor:
         """KL(q(W) || N(0, I)), a number: (trace + ||mean||^2 - C D - log determinant) / 2."""
-        variance = (2 * self.log_deviation).exp()
-        twice = (variance + self.mean.square() - 1 - 2 * self.log_deviation).sum(-1)
+        variance = (2 * self.log_std).exp()
+        twice = (variance + self.mean.square() - 1 - 2 * self.log_std).sum(-1)
         twice = twice + self.factor.square().sum(-1)
         if self.rank:
             factor = torch.unflatten(self.factor, -1, (self.rank, -1))  # (R, C D)
-            # The determinant lemma. In float64: the matrix holds ones beside (factor / deviation)^2.
+            # The determinant lemma, in float64: the matrix holds both ones and (factor / std)^2.
             scaled = (factor / variance.sqrt().unsqueeze(-2)).double()
             inner = torch.eye(self.rank, dtype=scaled.dtype, device=scaled.device) + scaled @ scaled.mT
             diagonal = torch.linalg.cholesky(inner).diagonal(dim1=-2, dim2=-1)
@@ -102,55 +101,37 @@ class VariationalSoftmax(nn.Module):
         return 0.5 * twice
 
     def posterior(self, num_predictive: int = 100) -> SoftmaxPosterior:
-        """What was learned, in float64, for features with their constant."""
-        from coresift.posteriors.softmax import SoftmaxPosterior  # not above: models import this module
-
-        mean, deviation, factor = (value.detach().double() for value in self._shaped())
-        return SoftmaxPosterior(mean, deviation, factor, num_predictive)
+        """Return the learned distribution, in float64, for features with their constant."""
+        mean, std, factor = (value.detach().double() for value in self._shaped())
+        return SoftmaxPosterior(mean, std, factor, num_predictive)
 
     def _shaped(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean (C, D), deviation (C, D) and factor (R, C, D)."""
+        """Mean (C, D), standard deviation (C, D) and factor (R, C, D)."""
         matrix = (self.classes, self.features)
         return (
             torch.unflatten(self.mean, -1, matrix),
-            torch.unflatten(self.log_deviation.exp(), -1, matrix),
+            torch.unflatten(self.log_std.exp(), -1, matrix),
             torch.unflatten(self.factor, -1, (self.rank, *matrix)),
         )
 
 
-class VariationalNetwork(nn.Module):
+class VariationalNetwork(Headed):
     """A feature extractor with its variational last layer, to be trained together in a `Stack`.
 
-    The forward pass gives the features with their constant, (n, ...) -> (n, D); `EvidenceLowerBound` does the
-    rest.
-
-    Parameters
-    ----------
-    extractor : rows (n, ...) -> (n, D - 1).
-    head : the last layer.
+    The forward pass gives the features with their constant, (n, ...) -> (n, D); `EvidenceLowerBound` applies
+    the last layer.
     """
 
     def __init__(self, extractor: nn.Module, head: VariationalSoftmax) -> None:
-        super().__init__()
-        self.extractor, self.constant, self.head = extractor, AppendOne(), head
+        super().__init__(extractor, head)
+        self.constant = AppendOne()
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.constant(self.extractor(x))
         return outputs
 
-    @property
-    def stacked(self) -> Callable[..., Tensor]:
-        """How S of these are computed, where the extractor has a way of its own."""
-        if hasattr(self.extractor, "stacked"):
-            return self._stacked_extractor
-        raise AttributeError("this network has no way of its own to be stacked")
-
-    def _stacked_extractor(
-        self, state: dict[str, Tensor], x: Tensor, rows: Tensor | None, settle: bool = False
-    ) -> Tensor:
-        prefix, extractor = "extractor.", cast(Any, self.extractor)
-        own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        outputs: Tensor = self.constant(extractor.stacked(own, x, rows, settle=settle))
+    def on_features(self, features: Tensor, head: Mapping[str, Tensor]) -> Tensor:
+        outputs: Tensor = self.constant(features)
         return outputs
 
 
@@ -159,15 +140,15 @@ class EvidenceLowerBound:
     """Minus the evidence lower bound of a stack of `VariationalNetwork`, per labelled point.
 
     The mean over a mini-batch of -log softmax(W x)_y, with W x drawn by local reparametrisation, plus
-    KL(q || prior) / n. Each network draws its noise from its own generator, and only for its own rows, so it
-    ends as if it were trained alone.
+    KL(q || prior) / n. Each network draws its noise from its own generator, and only for its own rows, so the
+    result is the same as if it were trained alone.
 
     Attributes
     ----------
     stack : whose last layers are trained.
-    generators : S, on the CPU, so that a seed means the same everywhere. Not those that shuffle: orders are
-        drawn from those many epochs ahead, and how many depends on the company. Where the stack's steps are
-        recorded, the noise is the GPU's own instead: recorded, it is new in each step all the same.
+    generators : S, on the CPU, so that a seed means the same on every device. They are not those that
+        shuffle, since orders are drawn many epochs ahead, and how many depends on the other networks. If the
+        stack's steps are recorded, the GPU's generator is used instead, which gives new noise on each replay.
     """
 
     stack: Stack
@@ -178,23 +159,23 @@ class EvidenceLowerBound:
     def recordable(self) -> bool:
         return self.stack.records_steps
 
-    def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, share: Tensor) -> Tensor:
+    def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, weights: Tensor) -> Tensor:
         head = cast(VariationalSoftmax, self.stack.template.head)
         parameters = {name: self.stack.parameters[f"head.{name}"] for name, _ in head.named_parameters()}
         if self.recordable:
-            noise = torch.randn(*share.shape, head.noises, dtype=outputs.dtype, device=outputs.device)
+            noise = torch.randn(*weights.shape, head.noises, dtype=outputs.dtype, device=outputs.device)
         else:
-            noise = self._noise(share, head.noises).to(outputs)
+            noise = self._noise(weights, head.noises).to(outputs)
         logits, divergence = functional_call(head, parameters, (outputs, noise))
         labels = take_rows(data.y, index)
         errors = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-        losses: Tensor = (errors.view(share.shape) * share).sum(1) + divergence / data.sizes
+        losses: Tensor = (errors.view(weights.shape) * weights).sum(1) + divergence / data.sizes
         return losses
 
-    def _noise(self, share: Tensor, width: int) -> Tensor:
+    def _noise(self, weights: Tensor, width: int) -> Tensor:
         """(S, m, width) standard normal for real rows, which come first, and zero for padding."""
-        noise = torch.zeros(*share.shape, width, dtype=share.dtype)
-        counts = (share > 0).sum(1).tolist()
+        noise = torch.zeros(*weights.shape, width, dtype=weights.dtype)
+        counts = (weights > 0).sum(1).tolist()
         for rows, count, generator in zip(noise, counts, self.generators, strict=True):
             rows[:count].normal_(generator=generator)
         return noise
