@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import torch
@@ -116,8 +116,8 @@ class BatchMap:
 
 
 def _check_model(kind: type[Any]) -> None:
-    """Raise for a model without classes or features, which its annotations tell before it is trained."""
-    posterior = get_type_hints(kind).get("posterior_", Any)
+    """Raise for a model without classes or features, before it is trained."""
+    posterior = getattr(kind, "posterior_type", Any)
     featureless = posterior is not Any and not hasattr(posterior, "features")
     if featureless or not issubclass(kind, ClassifierMixin):
         raise InputError(

@@ -6,7 +6,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ class NetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
     asks for. A subclass names only the options that it adds, or whose defaults it changes. It also says how
     S of it are trained together (`_fit_together`) and sets ``posterior_``; ``fit`` is the case S = 1.
     """
+
+    posterior_type: ClassVar[type]  # of ``posterior_``
 
     network: Network = None
     _: KW_ONLY

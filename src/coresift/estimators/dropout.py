@@ -189,6 +189,8 @@ class DropoutPosterior:
 class _Dropout(StackedEstimator):
     """What the estimators share: one network, with dropout before its head."""
 
+    posterior_type = DropoutPosterior
+
     dropout: float = 0.1
     where: Literal["all", "last"] = "all"
     num_predictive: int = 100

@@ -55,6 +55,8 @@ class EnsemblePosterior:
 class _Ensemble(SeveralMembers, StackedEstimator):
     """What ensembles share."""
 
+    posterior_type = EnsemblePosterior
+
     num_members: int = 20
 
     def _set_posterior(self, networks: Sequence[nn.Module], likelihood: Likelihood) -> None:

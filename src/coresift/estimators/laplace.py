@@ -31,6 +31,8 @@ _HEAD = "1.head"
 class _Laplace(StackedEstimator):
     """What the estimators share: a plainly trained network, and then Laplace's approximation on its head."""
 
+    posterior_type = NetworkPosterior
+
     prior_precision: float | None = None
 
     def _check_options(self) -> None:

@@ -77,6 +77,8 @@ class NeuralLinearClassifier(StackedClassifier):
     ['down', 'up']
     """
 
+    posterior_type = NetworkPosterior
+
     epochs: int = 200
     weight_decay: float = 1e-3
     covariance: Literal["diagonal", "full"] | int = "diagonal"

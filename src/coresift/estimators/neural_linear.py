@@ -77,6 +77,8 @@ class NeuralLinearRegressor(NetworkRegressor, SeveralMembers):
     ((40,), True)
     """
 
+    posterior_type = NetworkPosterior
+
     epochs: int = 1000
     weight_decay: float = 1.0
     prior_variance: float = 1.0
