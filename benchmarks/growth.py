@@ -69,10 +69,8 @@ def limited(strategy: str, size: int, budget: int) -> dict[str, float]:
             path,
             posterior=posterior,
             budget=budget,
-            strategy=strategy,
-            exact=False,
-            num_samples=10,
-            memory="1GB",
+            strategy=coresift.find_strategy(strategy, num_samples=10, exact=False),
+            resources=coresift.Resources("1GB"),
         )
         lines = Path("/proc/self/status").read_text().splitlines()
         resident = next(int(line.split()[1]) * 1024 / 1e9 for line in lines if line.startswith("VmHWM"))

@@ -20,7 +20,7 @@ from torch import Tensor
 from coresift.estimators import NeuralLinearClassifier, NeuralLinearRegressor
 from coresift.estimators.networks import ResNet18
 from coresift.pool import as_pool
-from coresift.posteriors.network import at_the_last_layer
+from coresift.posteriors.network import split_last_layer
 from coresift.selectors import LCMD
 from coresift.spaces.likelihood import sampled_likelihood_space
 from coresift.spaces.predictive import predictive_space
@@ -45,7 +45,7 @@ def measure(name: str, model: Any, pool: Tensor, num_samples: int, results: dict
     posterior, rows = model.posterior_, as_pool(pool)
 
     def last_layer() -> tuple[Any, Any]:
-        return at_the_last_layer(posterior, rows, None)[:2]
+        return split_last_layer(posterior, rows, None)[:2]
 
     head, features = last_layer()
     ways = {

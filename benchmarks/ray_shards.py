@@ -32,8 +32,9 @@ from coresift.pool import Part, as_pool
 from coresift.posteriors.linear import LinearPosterior
 from coresift.search import cosine_search
 from coresift.search.ray import RaySpace, Shard, Shards, _starts, ray_space
+from coresift.spaces import Problem
 from coresift.spaces.base import Space, selectable
-from coresift.strategies import STRATEGIES, Problem
+from coresift.strategies import STRATEGIES
 
 COLUMNS, NUM_SAMPLES, FILES = 3, 10, 16
 STRATEGY = STRATEGIES["acs-fw"]  # all sections share its space
@@ -81,10 +82,7 @@ def write_pool(folder: Path, size: int) -> None:
 def problem(folder: Path) -> Problem:
     return Problem(
         pool=as_pool(folder),
-        posterior_or_none=LinearPosterior(torch.zeros(COLUMNS), torch.eye(COLUMNS), noise_variance=1.0),
-        labelled=None,
-        features=None,
-        labelled_features=None,
+        model=LinearPosterior(torch.zeros(COLUMNS), torch.eye(COLUMNS), noise_variance=1.0),
         num_samples=NUM_SAMPLES,
         generator=torch.Generator().manual_seed(0),
         exact=False,

@@ -35,10 +35,11 @@ from coresift.bench.replay import Begun, Method, Simulation, step
 from coresift.pool import as_pool
 from coresift.selectors import LCMD
 from coresift.spaces import Space
-from coresift.spaces.predictive import wavering
+from coresift.spaces.predictive import margin_uncertainty
+from coresift.spaces.problem import Problem
 from coresift.spaces.storage import map_pool
 from coresift.spaces.vectors import VectorSpace
-from coresift.strategies import Problem, Strategy
+from coresift.strategies import Strategy
 
 HELD_OUT, DIMENSIONS = 10_000, 512
 
@@ -66,7 +67,7 @@ WAYS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
 
 def _wavering(mean: Tensor) -> Tensor:
     """(n, 1) of (n, C)."""
-    return wavering(mean).unsqueeze(-1)
+    return margin_uncertainty(mean).unsqueeze(-1)
 
 
 def _total(mean: Tensor) -> Tensor:

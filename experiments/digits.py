@@ -21,7 +21,8 @@ from sklearn.linear_model import LogisticRegression
 import coresift
 from coresift.selectors import LCMD
 from coresift.spaces import Space, predictive_space
-from coresift.strategies import Problem, Strategy
+from coresift.spaces.problem import Problem
+from coresift.strategies import Strategy
 
 FIRST, BATCH, ROUNDS, TEST, SPLITS, CLASSES = 20, 20, 8, 500, 8, 10
 STRATEGIES = ("random", "margin", "maxent", "bald", "acs-fw", "acs-lcmd", "predictive-lcmd", "relative")

@@ -12,7 +12,7 @@ from sklearn.linear_model import LinearRegression
 from torch.distributions import Laplace, Normal
 
 import coresift
-from coresift import InputError, select
+from coresift import InputError, Resources, find_strategy, select
 from coresift.estimators import DropoutClassifier, NeuralLinearRegressor, laplace_posterior
 from coresift.pool import ArrayPool
 from coresift.posteriors import (
@@ -27,6 +27,7 @@ from coresift.posteriors import (
 from coresift.scores import Score
 from coresift.selectors import Exhaustive, FrankWolfe, GumbelTopB, KCenter, TopB
 from coresift.spaces import GramSpace, VectorSpace
+from coresift.strategies import DEFAULT
 
 PROBS = np.full((4, 10, 2), 0.5)
 X = np.random.default_rng(0).normal(size=(10, 2))
@@ -173,13 +174,11 @@ def test_not_a_number_in_the_first_row():
         ({"seed": 1.5}, "seed is 1.5"),
         ({"pending": None}, "pending is None"),
         ({"exclude": 3}, "exclude is 3"),
-        ({"num_samples": 2.5}, "num_samples is 2.5"),
-        ({"num_samples": 0}, "num_samples is 0"),
         ({"posterior": object()}, "object is no posterior"),
         ({"labelled": np.full((2, 2), np.nan)}, "array of labelled points holds nan in row 0"),
         ({"labelled": np.ones((2, 3))}, r"labelled points has shape \(2, 3\), expected \(any, 2\)"),
-        ({"features": X, "labelled": X, "strategy": "badge"}, "go with labelled_features="),
-        ({"features": X, "labelled_features": np.ones((2, 5))}, r"has shape \(2, 5\), expected \(any, 2\)"),
+        ({"features": X, "labelled": X, "strategy": "badge"}, "labelled points need features too"),
+        ({"features": (X, np.ones((2, 5)))}, r"has shape \(2, 5\), expected \(any, 2\)"),
     ],
 )
 def test_wrong_arguments(arguments, message):
@@ -187,17 +186,47 @@ def test_wrong_arguments(arguments, message):
         select(X, **{"posterior": POSTERIOR, "budget": 2, **arguments})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_samples": 2.5}, "num_samples is 2.5, expected an integer of at least 2"),
+        ({"num_samples": 0}, "num_samples is 0"),
+        ({"exact": "no"}, "exact is 'no', expected true or false"),
+        ({"beta": 1.0}, "no option beta; it has num_samples, exact, num_dimensions, scaling"),
+    ],
+)
+def test_wrong_options_of_strategies(options, message):
+    with pytest.raises(InputError, match=message):
+        find_strategy(DEFAULT, **options)
+
+
+@pytest.mark.parametrize(
+    ("old", "message"),
+    [
+        ({"num_samples": 8}, r"pass strategy=find_strategy\(name, num_samples=...\)"),
+        ({"exact": False}, r"pass strategy=find_strategy\(name, exact=...\)"),
+        ({"memory": "2GB"}, r"pass resources=Resources\(memory=...\)"),
+        ({"engine": "ray"}, r"pass resources=Resources\(engine=...\)"),
+        ({"num_workers": 2}, r"pass resources=Resources\(num_workers=...\)"),
+        (
+            {"labelled_features": X},
+            r"pass features=\(features of the pool, features of the labelled",
+        ),
+        ({"half": True}, "select has no argument half= any more"),
+    ],
+)
+def test_old_arguments_say_the_new_ones(old, message):
+    with pytest.raises(InputError, match=message):
+        select(X, budget=2, strategy="random", **old)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bugdet'"):
+        select(X, budget=2, bugdet=3)
+
+
 def test_a_cold_start_has_no_labelled_points():
     for strategy in ("k-center", "acs-lcmd", "greedy-logdet"):
         assert len(select(X, posterior=POSTERIOR, budget=2, strategy=strategy, labelled=X[:0])) == 2
-    assert (
-        len(
-            select(
-                X, probs=PROBS, budget=2, strategy="k-center", labelled=PROBS[:, :0], labelled_features=X[:0]
-            )
-        )
-        == 2
-    )
+    empty = {"labelled": PROBS[:, :0], "features": (X, X[:0])}
+    assert len(select(probs=PROBS, budget=2, strategy="k-center", **empty)) == 2
     assert len(select(means=X.T, variances=1.0, budget=2, labelled=X.T[:, :0])) == 2
 
 
@@ -305,19 +334,17 @@ def test_nothing_is_left_changed():
 
 def test_numbers_of_numpy_count_as_numbers():
     probs = np.random.default_rng(0).dirichlet(np.ones(2), (4, 200))
-    plain = select(probs=probs, budget=100, num_samples=64)
-    assert (
-        select(probs=probs, budget=np.int64(100), num_samples=np.int64(64)).index.tolist()
-        == plain.index.tolist()
-    )
+    batches = [
+        select(probs=probs, budget=number(100), strategy=find_strategy(DEFAULT, num_samples=number(64)))
+        for number in (int, np.int64)
+    ]
+    assert batches[0].index.tolist() == batches[1].index.tolist()
     assert len(select(probs=probs, budget=np.int64(100))) == 100
 
 
-def test_labelled_features_go_with_features_and_labelled_points():
-    with pytest.raises(InputError, match="labelled_features= goes with features="):
-        select(X, strategy="k-center", budget=2, labelled_features=X[:3])
-    with pytest.raises(InputError, match="labelled= holds 4 points, but labelled_features= 3"):
-        select(X, probs=PROBS, labelled=PROBS[:, :4], labelled_features=X[:3], strategy="badge", budget=2)
+def test_features_of_labelled_points_go_with_labelled_points():
+    with pytest.raises(InputError, match="labelled= holds 4 points, but features= those of 3"):
+        select(probs=PROBS, labelled=PROBS[:, :4], features=(X, X[:3]), strategy="badge", budget=2)
     # What measures no distances among features needs none of the labelled points.
     for strategy in ("bald", "predictive-lcmd"):
         given = {"means": X.T, "variances": 1.0, "labelled": X.T[:, :4]}
@@ -369,8 +396,8 @@ def test_lists_of_different_lengths_and_other_oddities():
         select(X, strategy="random", budget=2, pending=[[1], [2, 3]])
     with pytest.raises(InputError, match="beta is '1', expected a number"):
         GumbelTopB("power", "1")
-    with pytest.raises(InputError, match="labelled_features= goes with labelled= here"):
-        select(X, probs=PROBS, labelled_features=X[:3], strategy="badge", budget=2)
+    with pytest.raises(InputError, match="features of labelled points go with labelled= here"):
+        select(probs=PROBS, features=(X, X[:3]), strategy="badge", budget=2)
 
 
 def test_a_dead_layer_says_nothing_of_a_prior():
@@ -472,7 +499,7 @@ def test_vectors_that_cancel_carry_no_information():
 @pytest.mark.parametrize("memory", ["1e400", "1.2.3GB", "lots", "", True, -1, float("nan"), float("inf"), []])
 def test_memory_that_is_no_number_of_bytes(memory):
     with pytest.raises(InputError, match="expected '2GB'"):
-        select(X, strategy="random", budget=2, memory=memory)
+        select(X, strategy="random", budget=2, resources=Resources(memory=memory))
 
 
 @pytest.mark.parametrize("variances", ["x", b"x", [[1], [2, 3]], {}, object(), np.array(["a"])])
@@ -562,13 +589,11 @@ DOORS = [
         ("posterior", name)
         for name in ("pool", "posterior", "budget", "strategy", "labelled", "pending", "exclude")
     ),
-    *(
-        ("posterior", name)
-        for name in ("num_samples", "exact", "half", "memory", "engine", "num_workers", "seed")
-    ),
+    *(("posterior", name) for name in ("num_samples", "exact", "memory", "engine", "num_workers", "seed")),
     *(("probs", name) for name in ("probs", "labelled", "features")),
     *(("means", name) for name in ("means", "variances", "labelled")),
-    *(("features", name) for name in ("features", "labelled_features")),
+    ("features", "features"),
+    ("features", "features of labelled points"),
 ]
 
 
@@ -577,7 +602,15 @@ DOORS = [
 def test_odd_arguments_are_taken_or_refused_in_one_line(form, name):
     for value in ODD:
         try:
-            batch = select(**{"budget": 2, **FORMS[form], name: value})
+            if name in ("memory", "engine", "num_workers"):
+                given = {"resources": Resources(**{name: value})}
+            elif name in ("num_samples", "exact"):
+                given = {"strategy": find_strategy(DEFAULT, **{name: value})}
+            elif name == "features of labelled points":
+                given = {"features": (X, value)}
+            else:
+                given = {name: value}
+            batch = select(**{"budget": 2, **FORMS[form], **given})
         except InputError as error:
             assert "\n" not in str(error)  # noqa: PT017
         else:

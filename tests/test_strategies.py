@@ -19,8 +19,7 @@ from coresift.posteriors import (
 )
 from coresift.scores import Score, margin
 from coresift.selectors import GumbelTopB, TopB
-from coresift.spaces import badge_space, likelihood_space, predictive_space, sampled_likelihood_space
-from coresift.strategies import Problem
+from coresift.spaces import Problem, badge_space, likelihood_space, predictive_space, sampled_likelihood_space
 from coresift.testing import check_posterior, check_space
 from coresift.types import InputError
 
@@ -66,9 +65,8 @@ def test_class_samples(strategy):
             probs=PROBS.numpy(),
             budget=7,
             strategy=strategy,
-            features=POOL,
+            features=(POOL, POOL[:5]),
             labelled=PROBS[:, :5],
-            labelled_features=POOL[:5],
         )
     )
 
@@ -285,19 +283,19 @@ def test_predictive_space_of_classes():
     torch.testing.assert_close(space.gram(torch.arange(5)).double(), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_vectors_as_long_as_the_model_wavers():
+def test_vectors_scaled_by_margin_uncertainty():
     """Covariances of what samples say, over all classes together, scaled by the mean."""
     probs = class_probabilities()
     pool = as_pool(probs.transpose(0, 1))
-    space = predictive_space(ClassSamples(30), pool, generator=torch.Generator(), lengths="wavering")
+    space = predictive_space(ClassSamples(30), pool, generator=torch.Generator(), scaling="margin")
     covariance = sum(torch.cov(probs[:, :, label].mT, correction=0) for label in range(3))
     scale = (1 - probs.mean(0).square().sum(1)).sqrt()
     low, high = probs.mean(0).sort().values[:, 1:].unbind(1)
-    wavering = 1 - (high - low)
-    expected = covariance / (scale[:, None] * scale) * (wavering[:, None] * wavering)
+    uncertainty = 1 - (high - low)
+    expected = covariance / (scale[:, None] * scale) * (uncertainty[:, None] * uncertainty)
     torch.testing.assert_close(space.gram(torch.arange(5)).double(), expected, rtol=1e-5, atol=1e-7)
-    with pytest.raises(InputError, match="lengths is 'waver', expected"):
-        predictive_space(ClassSamples(30), pool, generator=torch.Generator(), lengths="waver")
+    with pytest.raises(InputError, match="scaling is 'width', expected"):
+        predictive_space(ClassSamples(30), pool, generator=torch.Generator(), scaling="width")
 
 
 def test_two_classes_are_a_yes_or_no():
@@ -306,7 +304,7 @@ def test_two_classes_are_a_yes_or_no():
     pool, draws = as_pool(torch.arange(6.0)[:, None]), list(torch.arange(30))
     spaces = [
         predictive_space(
-            FunctionPosterior(answer, draws), pool, 30, generator=torch.Generator(), lengths="wavering"
+            FunctionPosterior(answer, draws), pool, 30, generator=torch.Generator(), scaling="margin"
         )
         for answer in (
             lambda x, draw: Bernoulli(yes[draw][x[:, 0].long()]),
@@ -317,7 +315,7 @@ def test_two_classes_are_a_yes_or_no():
     torch.testing.assert_close(spaces[0].gram(index), spaces[1].gram(index))
 
 
-def test_the_default_looks_where_the_model_wavers():
+def test_the_default_prefers_contested_points():
     """However much samples differ about a class that is unlikely anyway, a contested point comes first."""
     unlikely = torch.tensor([1e-2, 1e-5] * 10)
     first, second = torch.tensor([0.45, 0.55] * 10), torch.tensor([0.55, 0.45] * 10)
@@ -326,7 +324,7 @@ def test_the_default_looks_where_the_model_wavers():
     probs = torch.stack([rare, contested], 1).clamp(min=1e-12)
     assert select(probs=probs, budget=1).index.tolist() == [1]
     space = STRATEGIES["predictive-lcmd"].build(
-        Problem(as_pool(probs.transpose(0, 1)), ClassSamples(20), None, None, None, 20, torch.Generator())
+        Problem(as_pool(probs.transpose(0, 1)), ClassSamples(20), num_samples=20, generator=torch.Generator())
     )
     torch.testing.assert_close(space.norms.float(), torch.tensor([0.00071, 0.1]), rtol=0.01, atol=1e-5)
 
@@ -343,8 +341,8 @@ def test_the_default_chooses_among_points_that_the_model_is_sure_of(dtype: torch
     x = torch.randn(400, 3, dtype=dtype, generator=torch.Generator().manual_seed(4))
     batch = select(x, posterior=posterior, budget=130, seed=0).index
     assert len(set(batch.tolist())) == 130
-    wavers = margin(posterior, as_pool(x)).values
-    assert float(wavers[batch[:20]].median()) > float(wavers[batch[-20:]].median())
+    uncertainty = margin(posterior, as_pool(x)).values
+    assert float(uncertainty[batch[:20]].median()) > float(uncertainty[batch[-20:]].median())
 
 
 @pytest.mark.parametrize("num_samples", [8, 10, 16, 100])

@@ -9,7 +9,8 @@ from coresift.errors import InputError
 
 if TYPE_CHECKING:
     from coresift.pool import ArrayPool, ArrowPool, Pool, as_pool
-    from coresift.strategies import STRATEGIES, Strategy, select
+    from coresift.selection import Resources, select
+    from coresift.strategies import STRATEGIES, Strategy, find_strategy
     from coresift.types import Batch, Chunk
 
 __version__ = "0.1.0"
@@ -22,18 +23,21 @@ __all__ = [
     "Chunk",
     "InputError",
     "Pool",
+    "Resources",
     "Strategy",
     "as_pool",
+    "find_strategy",
     "select",
 ]
 
-# Where names are; imported when they are asked for, so that commands that need no torch start at once.
-_PLACES = {
+# The module of each name. Modules are imported on first use, so that commands without torch start at once.
+_MODULES = {
     **dict.fromkeys(("ArrayPool", "ArrowPool", "Pool", "as_pool"), "pool"),
-    **dict.fromkeys(("STRATEGIES", "Strategy", "select"), "strategies"),
+    **dict.fromkeys(("Resources", "select"), "selection"),
+    **dict.fromkeys(("STRATEGIES", "Strategy", "find_strategy"), "strategies"),
     **dict.fromkeys(("Batch", "Chunk"), "types"),
 }
-_PARTS = (
+_SUBMODULES = (
     "estimators",
     "loop",
     "pool",
@@ -47,12 +51,12 @@ _PARTS = (
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PARTS:
+    if name in _SUBMODULES:
         return import_module(f"coresift.{name}")
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'coresift' has no attribute {name!r}")
-    return getattr(import_module(f"coresift.{_PLACES[name]}"), name)
+    return getattr(import_module(f"coresift.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PARTS})
+    return sorted({*globals(), *__all__, *_SUBMODULES})

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution
 
+from coresift import limits
 from coresift.errors import InputError, shown
-from coresift.limits import LIBRARY_BYTES
 from coresift.types import Index
 
 
@@ -190,7 +190,7 @@ def check_memory(memory: int | str | None, size: int) -> int | None:
     limit = _parse_bytes(memory)
     if limit <= 0:
         raise InputError(f"memory is {shown(memory)}, expected '2GB', '500MB' or a number of bytes")
-    least = LIBRARY_BYTES + 4 * size  # a few bytes for each point
+    least = limits.LIBRARY_BYTES + 4 * size  # a few bytes for each point
     if limit < least:
         raise InputError(
             f"memory is {memory!r}, but a pool of {size:,} points needs at least {least / 1e9:.1f} GB"
@@ -214,7 +214,7 @@ def _parse_bytes(memory: int | str) -> int:
 
 def check_room(size: int, bytes_per_point: int, memory: int | None, advice: str) -> None:
     """Raise where ``size`` points of so many bytes, with the libraries, need more than ``memory`` bytes."""
-    needed = LIBRARY_BYTES + bytes_per_point * size
+    needed = limits.LIBRARY_BYTES + bytes_per_point * size
     if memory is not None and needed > memory:
         raise InputError(
             f"this strategy needs {as_bytes(needed)} for {size:,} points, with the libraries, "

@@ -29,6 +29,7 @@ MAPPED_NUMBERS = 2**20  # numbers of a block of points that is mapped, as a rule
 TRIAL_ROWS = 16  # rows passed to a function to count its numbers per row; one row would hide wrong shapes
 
 # --- spaces
+PREDICTIVE_ROWS = 1024  # points whose predictions are mapped at a time, at most
 PROJECTED_WIDTH = 8192  # numbers of a point that are projected at a time
 NUM_OUTCOMES = 256  # outcomes drawn where a divergence has no formula; changes what is chosen
 GRADIENT_ROWS = 1024  # rows whose last-layer gradients are computed at a time
@@ -56,8 +57,16 @@ NARROW_CONE = 0.9  # norm of the sum over sum of the norms, above which distance
 # --- scores and selectors
 FIRST_RUN = 32  # steps that are looked ahead on a GPU, at first
 LONGEST_RUN = 512  # and at most
+SCORED_NUMBERS = 2**22  # numbers in a block of rows that is scored, at most
+BALD_NUMBERS = 2**24  # numbers that samples of a model return for a block of rows, at most
+BALD_FEWEST_ROWS, BALD_MOST_ROWS = 16, 1024  # rows of such a block
+PROBIT_NODES = 64  # nodes of the integral for probit regression
 
 # --- strategies and select
+GIGA_BYTES = LOG_DET_BYTES = 70  # memory of a point that these selectors need besides the space
+TOP_BYTES, GUMBEL_BYTES, RANDOM_BYTES = 50, 75, 40
+MEDOID_BYTES, MEDOID_COPIES, MEDOID_PAIR_BYTES = 100, 12, 12  # of a point; of its vector; of a pair of points
+SWAPPED_AXES = 10  # predictions of so many times more samples than points may have swapped axes
 
 # --- estimators
 

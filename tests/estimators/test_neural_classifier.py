@@ -93,7 +93,9 @@ def test_posterior(fitted):
 @pytest.mark.parametrize("strategy", ["acs-fw", "acs-fisher", "bald", "badge", "k-center"])
 def test_select(fitted, strategy):
     pool = blobs(50, 3)[0]
-    batch = coresift.select(pool, posterior=fitted.posterior_, budget=5, strategy=strategy, num_samples=32)
+    batch = coresift.select(
+        pool, posterior=fitted.posterior_, budget=5, strategy=coresift.find_strategy(strategy, num_samples=32)
+    )
     assert len(set(batch.index.tolist())) == 5
 
 

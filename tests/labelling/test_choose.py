@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from coresift.labelling.choose import Limits, choose_within, nearest_of
+from coresift.selection import select
 from coresift.selectors import FrankWolfe
 from coresift.selectors.information import best_weights
 from coresift.spaces.vectors import VectorSpace
-from coresift.strategies import Strategy, select
+from coresift.strategies import Strategy
 
 vectors = torch.randn(6, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.5
 space = VectorSpace(vectors)

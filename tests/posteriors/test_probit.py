@@ -7,7 +7,6 @@ import scipy.special
 import torch
 from torch import Tensor
 
-import coresift.spaces.probit
 from coresift.pool import ArrayPool
 from coresift.posteriors.base import LastLayerPosterior
 from coresift.posteriors.probit import BayesianProbitRegression, ProbitPosterior
@@ -213,9 +212,8 @@ def paper_gram(rows: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("tile", [1, 7, 256])
-def test_space_against_quadrature_of_the_papers_gradients(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coresift.spaces.probit, "TILE", tile)
-    space = ProbitFisherSpace(POSTERIOR, ArrayPool(ROWS, chunk_size=5))
+def test_space_against_quadrature_of_the_papers_gradients(tile: int) -> None:
+    space = ProbitFisherSpace(POSTERIOR, ArrayPool(ROWS, chunk_size=5), tile=tile)
     gram = paper_gram(ROWS)
     # The quadrature still moves by 3e-14 when its nodes are doubled.
     close = {"rtol": 0, "atol": 1e-12}

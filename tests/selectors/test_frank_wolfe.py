@@ -10,7 +10,7 @@ import coresift
 from coresift.pool import as_pool
 from coresift.posteriors import BayesianLinearRegression
 from coresift.selectors import GIGA, Exhaustive, FrankWolfe, best_weights, information
-from coresift.spaces import GramSpace, VectorSpace, linear_fisher_space
+from coresift.spaces import GramSpace, VectorSpace, exact_fisher_space
 
 
 def random_vectors(rows, columns, seed=0):
@@ -53,7 +53,7 @@ def test_stored_gram_and_closed_form_spaces_agree(selector):
     """The linear Fisher space, written out as vectors, as a Gram matrix, and in closed form."""
     x, pool = random_vectors(20, 3), random_vectors(50, 3, seed=1)
     posterior = BayesianLinearRegression(noise_variance=0.5).fit(x, x[:, 0])
-    closed = linear_fisher_space(posterior, as_pool(pool))
+    closed = exact_fisher_space(posterior, as_pool(pool))
     right = pool @ torch.linalg.cholesky(posterior.covariance)
     vectors = torch.einsum("np,nq->pqn", pool, right).flatten(0, 1) / 0.5
     stored = VectorSpace(vectors)

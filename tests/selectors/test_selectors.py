@@ -31,9 +31,9 @@ from coresift.spaces import (
     GramSpace,
     ProbitFisherSpace,
     VectorSpace,
+    exact_fisher_space,
+    exact_likelihood_space,
     feature_space,
-    linear_fisher_space,
-    linear_likelihood_space,
     sampled_likelihood_space,
 )
 from coresift.spaces.base import selectable
@@ -80,9 +80,9 @@ def test_contract_on_closed_forms(selector, dtype):
     unknown = BayesianLinearRegression().fit(pool[:5], pool[:5, 0])
     probit = BayesianProbitRegression().fit(pool[:5], pool[:5, 0] > 0)
     for space in (
-        linear_likelihood_space(linear, source),
-        linear_likelihood_space(unknown, source, centred=True),
-        linear_fisher_space(linear, source, pool[:5]),
+        exact_likelihood_space(linear, source),
+        exact_likelihood_space(unknown, source, centred=True),
+        exact_fisher_space(linear, source, pool[:5]),
         ProbitFisherSpace(probit, source),
     ):
         check_selector(selector, space, budget=40)

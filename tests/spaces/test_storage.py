@@ -63,8 +63,10 @@ def test_the_limit_is_kept(tmp_path):
         torch.manual_seed(0)
         x = torch.randn(20, 3)
         posterior = BayesianLinearRegression(noise_variance=0.3).fit(x, x[:, 0])
-        options = dict(posterior=posterior, budget=5, num_samples=150, exact=False, strategy="acs-lcmd")
-        batch = coresift.select({str(tmp_path / "pool.npy")!r}, memory="600MB", **options)
+        strategy = coresift.find_strategy("acs-lcmd", num_samples=150, exact=False)
+        options = dict(posterior=posterior, budget=5, strategy=strategy)
+        resources = coresift.Resources("600MB")
+        batch = coresift.select({str(tmp_path / "pool.npy")!r}, resources=resources, **options)
         peak = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
         print(int(peak[0]) * 1024, batch.index.tolist())
     """)
@@ -75,8 +77,8 @@ def test_the_limit_is_kept(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(20, 3)
     posterior = BayesianLinearRegression(noise_variance=0.3).fit(x, x[:, 0])
-    options = {"posterior": posterior, "budget": 5, "num_samples": 150, "exact": False}
-    batch = coresift.select(tmp_path / "pool.npy", strategy="acs-lcmd", **options)
+    strategy = coresift.find_strategy("acs-lcmd", num_samples=150, exact=False)
+    batch = coresift.select(tmp_path / "pool.npy", strategy=strategy, posterior=posterior, budget=5)
     assert index.strip() == str(batch.index.tolist())
 
 
@@ -90,21 +92,24 @@ def test_features_of_a_network_go_to_a_file_too():
 
 @pytest.mark.parametrize("strategy", ["acs-fw", "acs-fisher", "maxent", "random", "greedy-logdet"])
 def test_what_does_not_fit_says_so(strategy, monkeypatch):
-    monkeypatch.setattr("coresift.strategies.LIBRARY_BYTES", 0)
-    monkeypatch.setattr("coresift.strategies.check_memory", lambda memory, size: memory)
+    monkeypatch.setattr("coresift.limits.LIBRARY_BYTES", 0)
+    monkeypatch.setattr("coresift.selection.check_memory", lambda memory, size: memory)
     pool = normal(1000, 3)
     posterior = BayesianLinearRegression().fit(pool[:20], pool[:20, 0])
+    resources = coresift.Resources(30_000)
     with pytest.raises(
         coresift.InputError, match=r"needs 0.[0-2] MB for 1,000 points.* has 0.0 MB of the limit left; "
     ):
-        coresift.select(pool, posterior=posterior, budget=3, strategy=strategy, memory=30_000)
+        coresift.select(pool, posterior=posterior, budget=3, strategy=strategy, resources=resources)
 
 
 def test_wide_rows_do_not_fit(monkeypatch):
     """Of gradients, room is needed for each number."""
-    monkeypatch.setattr("coresift.strategies.LIBRARY_BYTES", 0)
-    monkeypatch.setattr("coresift.strategies.check_memory", lambda memory, size: memory)
-    probs, options = normal(4, 1000, 3).softmax(-1), {"budget": 3, "strategy": "badge", "memory": 10**6}
+    monkeypatch.setattr("coresift.limits.LIBRARY_BYTES", 0)
+    monkeypatch.setattr("coresift.selection.check_memory", lambda memory, size: memory)
+    resources = coresift.Resources(10**6)
+    options = {"budget": 3, "strategy": "badge", "resources": resources}
+    probs = normal(4, 1000, 3).softmax(-1)
     assert len(coresift.select(normal(1000, 5), probs=probs, **options)) == 3
     with pytest.raises(coresift.InputError, match=r"needs 7.7 MB for 1,000 points"):
         coresift.select(normal(1000, 310), probs=probs, **options)
@@ -115,10 +120,11 @@ def test_features_go_to_a_file(strategy, monkeypatch, capsys):
     pool, labelled = normal(5000, 8), normal(10, 8, seed=1)
     options = {"budget": 4, "strategy": strategy, "labelled": labelled}
     expected = coresift.select(pool, **options).index.tolist()
-    monkeypatch.setattr("coresift.strategies.LIBRARY_BYTES", 0)
-    monkeypatch.setattr("coresift.limits.LIBRARY_BYTES", 10**9)
-    monkeypatch.setattr("coresift.strategies.check_memory", lambda memory, size: memory)
-    batch = coresift.select(pool, memory=2 * 10**8, **options)
+    monkeypatch.setattr("coresift.limits.LIBRARY_BYTES", 0)
+    monkeypatch.setattr("coresift.selection.check_memory", lambda memory, size: memory)
+    # The distances of all pairs among 4000 points take 192 MB.
+    memory = 193 * 10**6 if strategy == "k-medoids" else 10**5
+    batch = coresift.select(pool, resources=coresift.Resources(memory), **options)
     assert "they go to a temporary file" in capsys.readouterr().err
     assert batch.index.tolist() == expected or strategy == "k-medoids"  # which clusters a sample there
 
@@ -132,7 +138,7 @@ def test_features_go_to_a_file(strategy, monkeypatch, capsys):
 )
 def test_engines_that_there_are(options, message):
     with pytest.raises(coresift.InputError, match=message):
-        coresift.select(normal(50, 3), budget=3, strategy="random", **options)
+        coresift.Resources(**options)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to see the resident set")
@@ -142,11 +148,13 @@ def test_engines_that_there_are(options, message):
         # 40 samples of 1000 classes: vectors of 40,000 numbers, before they are projected.
         """
         probs = torch.rand(40, 500, 1000)
-        coresift.select(probs=probs.div_(probs.sum(-1, keepdim=True)), budget=3, memory="800MB")
+        resources = coresift.Resources("800MB")
+        coresift.select(probs=probs.div_(probs.sum(-1, keepdim=True)), budget=3, resources=resources)
         """,
         # Ten numbers for each point, in memory: all of them come closer to the first centre.
         """
-        coresift.select(np.load("pool.npy", mmap_mode="r"), budget=3, strategy="lcmd", memory="600MB")
+        resources = coresift.Resources("600MB")
+        coresift.select(np.load("pool.npy", mmap_mode="r"), budget=3, strategy="lcmd", resources=resources)
         """,
     ],
     ids=["many classes", "many points"],

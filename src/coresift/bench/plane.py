@@ -24,9 +24,9 @@ from coresift.report.figures import (
     styled,
 )
 from coresift.scores import acs_norm, bald
+from coresift.selection import select
 from coresift.selectors import FrankWolfe
 from coresift.spaces import ProbitFisherSpace, fisher_space
-from coresift.strategies import select
 from coresift.types import Floats
 
 EXTENT = 3.6

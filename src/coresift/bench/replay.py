@@ -23,7 +23,8 @@ from coresift.checks import check_integer, check_switch
 from coresift.loop import turn
 from coresift.pool import ArrayPool
 from coresift.posteriors.samples import FLOOR
-from coresift.strategies import Strategy, find_strategy, select
+from coresift.selection import select
+from coresift.strategies import Strategy, find_strategy
 from coresift.types import Index, InputError
 
 Label: TypeAlias = float | int | str
@@ -64,12 +65,15 @@ class Method:
     def resolved(self) -> Strategy:
         """Return the strategy with its options."""
         strategy = find_strategy(self.strategy)
+        if self.num_samples is not None:
+            strategy = strategy.with_options(num_samples=self.num_samples)
+        if not self.exact:
+            strategy = strategy.with_options(exact=False)
         if self.fill:
             return strategy
         if not hasattr(strategy.selector, "fill"):
             raise InputError(f"fill=False is for Frank-Wolfe and GIGA, not for {self.strategy!r}")
-        selector: Any = strategy.selector
-        return replace(strategy, selector=replace(selector, fill=False))
+        return strategy.with_options(fill=False)
 
 
 @dataclass(frozen=True)
@@ -434,8 +438,6 @@ def choose(simulation: Simulation, state: State, posterior: Any, budget: int) ->
         strategy=method.resolved(),
         posterior=posterior,
         labelled=simulation.x[simulation.known(state)[0]],
-        num_samples=method.num_samples,
-        exact=method.exact,
         seed=state.seed_of(1),
     )
     return tuple(pool[batch.index].tolist())

@@ -13,9 +13,10 @@ import torch
 
 from coresift import limits as sizes
 from coresift.pool import as_pool
-from coresift.posteriors.network import at_the_last_layer
+from coresift.posteriors.network import split_last_layer
+from coresift.selection import select
 from coresift.spaces.likelihood import default_num_samples
-from coresift.strategies import Strategy, find_strategy, select
+from coresift.strategies import Strategy, find_strategy
 from coresift.types import Batch, Floats, Index, InputError
 
 # (how many, rows that count as taken, rows that cannot be taken) -> a batch of rows
@@ -162,7 +163,7 @@ def asker(
     budget : how many points are wanted in all; posterior samples grow with it.
     """
     known = None if labelled is None or len(labelled) == 0 else torch.as_tensor(labelled)
-    head, pool, known = at_the_last_layer(posterior, as_pool(rows), known)
+    head, pool, known = split_last_layer(posterior, as_pool(rows), known)
     original, kept = find_strategy(strategy), list[Any]()
 
     def build(problem: Any) -> Any:
@@ -170,7 +171,8 @@ def asker(
             kept.append(original.build(problem))
         return kept[0]
 
-    once = replace(original, build=build)
+    num_samples = original.num_samples or default_num_samples(budget)
+    once = replace(original, build=build, num_samples=num_samples)
 
     def ask(num: int, pending: Sequence[int], closed: Sequence[int]) -> Batch:
         return select(
@@ -181,7 +183,6 @@ def asker(
             labelled=known,
             pending=pending,
             exclude=closed,
-            num_samples=default_num_samples(budget),
             seed=seed,
         )
 

@@ -26,7 +26,7 @@ from coresift.labelling.curves import (
 from coresift.labelling.records import CurvePoint, Task
 from coresift.pool import as_pool
 from coresift.posteriors.base import Posterior
-from coresift.posteriors.network import at_the_last_layer
+from coresift.posteriors.network import split_last_layer
 from coresift.selectors.information import information as share_of_total
 from coresift.spaces.likelihood import sampled_likelihood_space
 from coresift.spaces.vectors import VectorSpace
@@ -163,7 +163,7 @@ def information(
         for _ in range(limits.RANDOM_BATCHES)
     ]
     batches = np.concatenate([np.asarray(batch_rows), *(pool_rows[index] for index in drawn)])
-    head, pool, rows = at_the_last_layer(posterior, as_pool(pool_rows), torch.as_tensor(batches))
+    head, pool, rows = split_last_layer(posterior, as_pool(pool_rows), torch.as_tensor(batches))
     generator = torch.Generator().manual_seed(seed)
     space = sampled_likelihood_space(
         head, pool, limits.INFORMATION_SAMPLES, generator=generator, labelled=rows

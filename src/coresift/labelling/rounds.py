@@ -25,7 +25,7 @@ from coresift.labelling.records import Answer, Chosen, Labelled, Round
 from coresift.labelling.settings import NothingLeftError, Request, Settings
 from coresift.labelling.storage import FEATURES, BusyError
 from coresift.loop import ask_next
-from coresift.strategies import select
+from coresift.selection import Resources, select
 from coresift.types import Index
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class NextBatch:
             labelled=project.rows([one.position for one in self._labelled]),
             pending=candidates.pending,
             exclude=sorted(candidates.closed),
-            engine="ray",
+            resources=Resources(engine="ray"),
             seed=self._seed,
         )
         weights, residuals = (

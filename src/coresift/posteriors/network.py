@@ -134,10 +134,10 @@ def _joined(each: list[Distribution], join: Callable[[list[Tensor]], Tensor]) ->
     return Independent(normal, 1, validate_args=False) if each[0].event_shape else normal
 
 
-def at_the_last_layer(
+def split_last_layer(
     posterior: Any, pool: Pool, labelled: Tensor | None, memory: int | None = None
 ) -> tuple[Any, Pool, Tensor | None]:
-    """A network's last layer on the network's features: the same problem, with its closed forms."""
+    """Split off a network's last layer: the same problem on the network's features, with closed forms."""
     if not isinstance(posterior, NetworkPosterior):
         return posterior, pool, labelled
     known = None if labelled is None else torch.as_tensor(posterior.map_pool(as_pool(labelled)).rows)

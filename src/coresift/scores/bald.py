@@ -6,6 +6,8 @@ I[y; theta | x, D0] = H[y | x, D0] - E[ H[y | x, theta] ].
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial, singledispatch
 
 import numpy as np
 import torch
@@ -13,19 +15,19 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
 from coresift.checks import check_finite, check_integer, check_several
+from coresift.errors import InputError
+from coresift.limits import BALD_FEWEST_ROWS, BALD_MOST_ROWS, BALD_NUMBERS, PROBIT_NODES
 from coresift.pool import Pool
-from coresift.posteriors.base import FiniteSamples, Posterior
+from coresift.posteriors.base import FiniteSamples, Posterior, closed_form
 from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.posteriors.probit import ProbitPosterior
 from coresift.posteriors.samples import mixture, numbers_a_row
 from coresift.scores.base import Score, score_pool
 from coresift.scores.entropy import distribution_entropy
 
-# Numbers of samples of the model to hold at a time, and rows that these are of, at least.
-_AT_A_TIME, _FEWEST = 2**24, 16
-# Of the integral for probit regression: its nodes, how many deviations it goes from the mean, and how far
-# from zero, beyond which labels are certain.
-_NODES, _DEVIATIONS, _FARTHEST = 64, 9.0, 10.0
+# The integral for probit regression: how many standard deviations it goes from the mean, and how far from
+# zero, beyond which labels are certain.
+_DEVIATIONS, _FARTHEST = 9.0, 10.0
 
 
 def bald(
@@ -35,58 +37,78 @@ def bald(
     *,
     generator: torch.Generator,
     exact: bool = True,
+    numbers: int = BALD_NUMBERS,
 ) -> Score:
-    """Expected information gain: exact for linear and probit regression, from J samples for other models.
+    """Score points by expected information gain: exact for linear and probit regression, sampled for others.
 
-    Never below zero. Linear regression gives 1/2 log(1 + x^T S x / s0^2); probit needs one integral over the
-    real line, done by quadrature. Pass ``exact=False`` for the sampled estimate in any case. Of numbers, the
-    entropy of the prediction is that of ``posterior.predictive``, which dropout makes of draws of its own.
+    Never below zero. ``exact=False`` samples it for all models. For regression, the entropy of the prediction
+    is that of ``posterior.predictive``, for which dropout uses draws of its own.
+
+    Parameters
+    ----------
+    numbers : how many numbers the J samples may return for a block of rows.
     """
-    if exact and isinstance(posterior, LinearPosterior):
-        noise = posterior.noise_variance
-        return score_pool(lambda x: 0.5 * torch.log1p(posterior.function_variance(x) / noise), pool)
-    if exact and isinstance(posterior, NormalInverseGammaPosterior):
-        shape = torch.tensor(posterior.shape, dtype=torch.float64)
-        mean_log_variance = math.log(posterior.rate) - float(torch.digamma(shape))
-        expected = 0.5 * (math.log(2 * math.pi * math.e) + mean_log_variance)
-        return score_pool(lambda x: distribution_entropy(posterior.predictive(x)) - expected, pool)
-    if exact and isinstance(posterior, ProbitPosterior):
-        return score_pool(lambda x: _probit_information(posterior, x), pool)
+    if exact and closed_form(exact_information, posterior):
+        return score_pool(partial(exact_information, posterior), pool)
     if isinstance(posterior, FiniteSamples):
-        # The predictive is the mixture of all K samples; fewer in the second term would not be information.
+        # The predictive is the mixture of all K samples. Fewer in the second term would not be information.
         num_samples = posterior.num_samples
     theta = posterior.sample(check_integer(num_samples, 1, "num_samples"), generator)
+    rows = next(pool.chunks()).x[:BALD_FEWEST_ROWS]
+    check_finite(rows)
+    size = numbers // numbers_a_row(posterior.conditional(rows, theta))
+    return score_pool(_sampled(posterior, theta), pool, min(max(size, BALD_FEWEST_ROWS), BALD_MOST_ROWS))
 
+
+def _sampled(posterior: Posterior, theta: object) -> Callable[[Tensor], Tensor]:
     def gain(x: Tensor) -> Tensor:
         each = posterior.conditional(x, theta)
         check_several(each)
-        # Of classes, both terms from the same draws: the noise of one is then that of the other. A predictive
-        # may be the mean of other draws, and the difference would be small beside the noise of the two.
+        # For classes, both terms use the same draws and share their noise. A predictive that is the mean of
+        # other draws would leave a difference that is small compared to the noise of the two.
         discrete = isinstance(each, Categorical | Bernoulli)
         whole = distribution_entropy(mixture(each) if discrete else posterior.predictive(x))
         return (whole - distribution_entropy(each).mean(0)).clamp(min=0)
 
-    rows = next(pool.chunks()).x[:_FEWEST]
-    check_finite(rows)
-    size = _AT_A_TIME // numbers_a_row(posterior.conditional(rows, theta))
-    return score_pool(gain, pool, min(max(size, _FEWEST), 1024))
+    return gain
 
 
-def _probit_information(posterior: ProbitPosterior, x: Tensor) -> Tensor:
-    """(n,) H[Phi(zeta)] - E[H[Phi(f)]] with f ~ N(mu^T x, s_nn)."""
+@singledispatch
+def exact_information(posterior: Posterior, x: Tensor) -> Tensor:
+    """Return (n,) the expected information gain by formula. Posteriors that have one register it here."""
+    raise InputError(f"the information gain of a {type(posterior).__name__} has no closed form")
+
+
+@exact_information.register
+def _(posterior: LinearPosterior, x: Tensor) -> Tensor:
+    """Return 1/2 log(1 + x^T S x / s0^2)."""
+    return 0.5 * torch.log1p(posterior.function_variance(x) / posterior.noise_variance)
+
+
+@exact_information.register
+def _(posterior: NormalInverseGammaPosterior, x: Tensor) -> Tensor:
+    shape = torch.tensor(posterior.shape, dtype=torch.float64)
+    mean_log_variance = math.log(posterior.rate) - float(torch.digamma(shape))
+    expected = 0.5 * (math.log(2 * math.pi * math.e) + mean_log_variance)
+    return distribution_entropy(posterior.predictive(x)) - expected
+
+
+@exact_information.register
+def _(posterior: ProbitPosterior, x: Tensor) -> Tensor:
+    """Return H[Phi(zeta)] - E[H[Phi(f)]] with f ~ N(mu^T x, s_nn), by quadrature."""
     nodes, weights = (
-        torch.from_numpy(a).to(posterior.mean.device) for a in np.polynomial.legendre.leggauss(_NODES)
+        torch.from_numpy(a).to(posterior.mean.device) for a in np.polynomial.legendre.leggauss(PROBIT_NODES)
     )
     mean = (posterior.features(x) @ posterior.mean).double()
-    deviation = posterior.function_variance(x).sqrt().clamp(min=1e-12)
-    # Gauss-Legendre where the density and the entropy are more than rounding: nodes that follow the density
-    # alone, as Gauss-Hermite's do, step over the entropy where the deviation is large.
-    low, high = ((mean + side * _DEVIATIONS * deviation).clamp(-_FARTHEST, _FARTHEST) for side in (-1, 1))
+    std = posterior.function_variance(x).sqrt().clamp(min=1e-12)
+    # Gauss-Legendre where density and entropy are above rounding. Nodes that follow the density alone, as
+    # those of Gauss-Hermite, step over the entropy where the standard deviation is large.
+    low, high = ((mean + side * _DEVIATIONS * std).clamp(-_FARTHEST, _FARTHEST) for side in (-1, 1))
     latent = (low + high) / 2 + nodes[:, None] * (high - low) / 2  # (nodes, n)
-    density = torch.exp(-0.5 * ((latent - mean) / deviation).square()) / (deviation * math.sqrt(2 * math.pi))
+    density = torch.exp(-0.5 * ((latent - mean) / std).square()) / (std * math.sqrt(2 * math.pi))
     each = posterior.likelihood(latent.unsqueeze(-1), latent)
     expected = weights @ (density * distribution_entropy(each)) * (high - low) / 2
-    # In float64 as well: a difference of the roundings of float32 would be more than a sure point's gain.
-    zeta = mean / (1 + deviation.square()).sqrt()
+    # In float64 too: rounding in float32 would exceed the gain of a sure point.
+    zeta = mean / (1 + std.square()).sqrt()
     whole = distribution_entropy(posterior.likelihood(zeta.unsqueeze(-1), zeta))
     return (whole - expected).clamp(min=0)

@@ -1,4 +1,4 @@
-"""A score says what each pool point is worth on its own; the higher, the sooner it should be labelled."""
+"""A score says what each pool point is worth on its own; higher scores should be labelled sooner."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ import torch
 from torch import Tensor
 
 from coresift.checks import check_finite, check_shape
+from coresift.limits import POOL_BLOCK, SCORED_NUMBERS
 from coresift.pool import Pool, read
 from coresift.types import Index
-
-# Numbers of a block of rows, at most.
-_AT_A_TIME = 2**22
 
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """One number a point.
+    """One number for each point.
 
     Attributes
     ----------
     values : (N,) the higher, the better.
-    pool : the points behind the numbers, asked only to tell duplicates apart.
+    pool : the points, whose equal rows are duplicates.
     """
 
     values: Tensor
@@ -37,20 +35,20 @@ class Score:
         return len(self.values)
 
     def identity(self, index: Index) -> list[bytes]:
-        """For each point, bytes that are equal for duplicates."""
+        """Return bytes for each point that are equal for duplicates."""
         if self.pool is None:
             return [int(n).to_bytes(8, "little") for n in index]
-        # Adding zero turns -0.0 into 0.0: the same number should have the same bytes.
+        # Adding zero turns -0.0 into 0.0, so that equal numbers have equal bytes.
         return [row.tobytes() for row in (self.pool.take(index) + 0.0).cpu().numpy()]
 
 
-def score_pool(function: Callable[[Tensor], Tensor], pool: Pool, block: int = 8192) -> Score:
-    """Score a pool block by block with a function from rows (n, ...) to numbers (n,).
+def score_pool(function: Callable[[Tensor], Tensor], pool: Pool, block: int = POOL_BLOCK) -> Score:
+    """Score a pool with a function from rows (n, ...) to numbers (n,), ``block`` rows at a time.
 
-    There are fewer than ``block`` rows in one where they are large, as what many samples say of many classes.
+    Blocks of large rows, such as the predictions of many samples for many classes, have fewer rows.
     """
     width = next(pool.chunks()).x[0].numel()
-    block = max(min(block, _AT_A_TIME // max(width, 1)), 1)
+    block = max(min(block, SCORED_NUMBERS // max(width, 1)), 1)
     with torch.no_grad():
-        values = [function(part.x).double().cpu() for part in read(pool, block)]
+        values = [function(chunk.x).double().cpu() for chunk in read(pool, block)]
     return Score(torch.cat(values), pool)

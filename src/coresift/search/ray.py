@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,21 +27,15 @@ from coresift.checks import check_integer
 from coresift.limits import POOL_BLOCK
 from coresift.pool import Part
 from coresift.pool.dataset import import_ray
-from coresift.posteriors.network import at_the_last_layer
+from coresift.posteriors.network import split_last_layer
 from coresift.search.base import CentreDistances, CosineSearch, centre_distances, cosine_search
 from coresift.search.cpu import TIED, VectorSearch
 from coresift.search.cpu_distances import VectorDistances
-from coresift.selectors.distance import LCMD, KCenter, KMeansPlusPlus
-from coresift.selectors.frank_wolfe import FrankWolfe
 from coresift.spaces.base import norm_sum, selectable
+from coresift.spaces.problem import Problem
 from coresift.spaces.vectors import ColumnSpace, VectorSpace
 from coresift.types import Batch, Floats, Index, InputError
 
-if TYPE_CHECKING:
-    from coresift.strategies import Problem, Strategy
-
-# Strategies whose vectors are made point by point, and stored.
-WORKING = ("acs-fw", "acs-lcmd", "acs-centred-lcmd", "acs-kmeans++", "predictive-lcmd")
 # How often a shard is built again before its loss counts as final.
 _ATTEMPTS = 4
 _QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -49,6 +43,16 @@ _QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 _FEW = 64
 
 Bits: TypeAlias = npt.NDArray[np.uint8]
+
+
+class Strategy(Protocol):
+    """What is needed of a strategy: it must store vectors that are made point by point."""
+
+    @property
+    def build(self) -> Callable[[Problem], Any]: ...
+
+    @property
+    def selector(self) -> Any: ...
 
 
 def select_on_ray(
@@ -71,9 +75,10 @@ def select_on_ray(
     num_workers : how many parts; by default one for each CPU of the cluster.
     """
     with ray_space(strategy, problem, num_workers) as space:
-        return strategy.selector.select(
+        batch: Batch = strategy.selector.select(
             space, budget, pending=pending, exclude=exclude, seed=problem.generator
         )
+        return batch
 
 
 @contextmanager
@@ -82,24 +87,12 @@ def ray_space(strategy: Strategy, problem: Problem, num_workers: int | None = No
 
     ``problem.generator`` is left in the state that building the space in memory leaves it in.
     """
-    _check_strategy(strategy)
     _connect()
     shards = Shards(strategy, problem, num_workers)
     try:
         yield RaySpace(shards, problem.generator)
     finally:
         shards.close()
-
-
-def _check_strategy(strategy: Strategy) -> None:
-    from coresift.strategies import STRATEGIES
-
-    builders = [STRATEGIES[name].build for name in WORKING]
-    selectors = (FrankWolfe, LCMD, KCenter, KMeansPlusPlus)
-    if strategy.build not in builders or not isinstance(strategy.selector, selectors):
-        raise InputError(
-            f"this strategy cannot choose from a pool in shards; those that can are {', '.join(WORKING)}"
-        )
 
 
 def _connect() -> None:
@@ -193,12 +186,8 @@ class Shard:
         build, problem, part, state = self._recipe
         generator = torch.Generator()
         generator.set_state(_tensor(state))
-        posterior, pool, labelled = at_the_last_layer(
-            problem.posterior_or_none, part, problem.labelled, problem.memory
-        )
-        space = build(
-            replace(problem, pool=pool, posterior_or_none=posterior, labelled=labelled, generator=generator)
-        )
+        posterior, pool, labelled = split_last_layer(problem.model, part, problem.labelled, problem.memory)
+        space = build(replace(problem, pool=pool, model=posterior, labelled=labelled, generator=generator))
         if not isinstance(space, VectorSpace):
             raise InputError(
                 "this posterior has a closed form, which needs the pool in one place; "
@@ -322,7 +311,13 @@ class Shards:
         # More shards than CPUs share them; an actor that cannot be placed would be waited for without end.
         self._actor = self._ray.remote(num_cpus=min(threads, cpus / len(self._parts)))(Shard)
         # What lies elsewhere, and is not used by the strategies that work here, need not travel.
-        bare: dict[str, Any] = {"pool": None, "features": None, "labelled_features": None, "generator": None}
+        bare: dict[str, Any] = {
+            "pool": None,
+            "generator": None,
+            "features": None,
+            "labelled_features": None,
+            "points": None,
+        }
         self._common = [
             self._ray.put(strategy.build),
             self._ray.put(replace(problem, **bare)),

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import math
+from functools import singledispatch
 
 import torch
 from torch import Tensor
 
-from coresift.checks import check_integer
+from coresift.checks import check_integer, check_room
+from coresift.errors import InputError
+from coresift.limits import CLOSED_FORM_BYTES, GRADIENT_ROWS
 from coresift.pool import Pool, as_pool, read
-from coresift.posteriors.base import LastLayerPosterior, Posterior
-from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
-from coresift.posteriors.probit import ProbitPosterior
+from coresift.posteriors.base import LastLayerPosterior, Posterior, closed_form
 from coresift.spaces.base import Space
 from coresift.spaces.likelihood import expected_log_likelihood
-from coresift.spaces.linear import linear_fisher_space
 from coresift.spaces.outer import OuterSpace, stored_outer_space
-from coresift.spaces.probit import ProbitFisherSpace
-from coresift.types import InputError
+from coresift.spaces.problem import Problem
+
+
+def fisher(problem: Problem) -> Space:
+    """Build the Fisher space of a problem."""
+    return fisher_space(
+        problem.posterior,
+        problem.pool,
+        problem.num_samples,
+        generator=problem.generator,
+        labelled=problem.labelled,
+        exact=problem.exact,
+        memory=problem.memory,
+    )
 
 
 def fisher_space(
@@ -28,16 +40,25 @@ def fisher_space(
     generator: torch.Generator,
     labelled: Tensor | None = None,
     exact: bool = True,
+    memory: int | None = None,
 ) -> Space:
-    """The Fisher space: in closed form for linear and probit regression, by last-layer gradients for others.
+    """Build the Fisher space: in closed form for linear and probit regression, of sampled gradients else.
 
-    Pass ``exact=False`` for sampled gradients in any case.
+    ``exact=False`` samples gradients of the last layer for all models.
     """
-    if exact and isinstance(posterior, LinearPosterior | NormalInverseGammaPosterior):
-        return linear_fisher_space(posterior, pool, labelled)
-    if exact and isinstance(posterior, ProbitPosterior):
-        return ProbitFisherSpace(posterior, pool, labelled)
-    return last_layer_fisher_space(posterior, pool, num_samples, generator=generator, labelled=labelled)
+    if exact and closed_form(exact_fisher_space, posterior):
+        return exact_fisher_space(posterior, pool, labelled, memory)
+    return last_layer_fisher_space(
+        posterior, pool, num_samples, generator=generator, labelled=labelled, memory=memory
+    )
+
+
+@singledispatch
+def exact_fisher_space(
+    posterior: Posterior, pool: Pool, labelled: Tensor | None = None, memory: int | None = None
+) -> Space:
+    """Build the Fisher space in closed form. Posteriors that have one register it here."""
+    raise InputError(f"the Fisher space of a {type(posterior).__name__} has no closed form")
 
 
 def last_layer_fisher_space(
@@ -47,12 +68,13 @@ def last_layer_fisher_space(
     *,
     generator: torch.Generator,
     labelled: Tensor | None = None,
+    memory: int | None = None,
 ) -> OuterSpace:
-    """Gradients of L_n with respect to the weights of the last layer, at J posterior samples.
+    """Take gradients of L_n with respect to the weights of the last layer, at J posterior samples.
 
-    The gradient at theta_j is the outer product of dL_n/d outputs (C numbers) and the features (D numbers),
-    so the inner product over all J C D coordinates is (errors_n . errors_m) (features_n . features_m):
-    exact for the samples at hand, with no random choice of coordinates.
+    The gradient at theta_j is the outer product of dL_n/d outputs (C numbers) and the features (D numbers).
+    The inner product over all J C D coordinates is therefore (errors_n . errors_m) (features_n . features_m):
+    exact for these samples, with no random choice of coordinates.
     """
     if not isinstance(posterior, LastLayerPosterior):
         raise InputError(
@@ -60,10 +82,15 @@ def last_layer_fisher_space(
             "features, outputs and likelihood of coresift.posteriors.LastLayerPosterior; 'acs-fw' needs none"
         )
     theta = posterior.sample(check_integer(num_samples, 1, "num_samples"), generator)
+    if memory is not None:
+        seen = posterior.features(pool.take([0]))
+        numbers = posterior.outputs(seen, theta).numel() + seen.numel()
+        # Gradients for each sample, and features; both are then joined.
+        check_room(len(pool), CLOSED_FORM_BYTES + 24 * numbers, memory, "try 'acs-fw' or 'predictive-lcmd'")
 
     def map_rows(source: Pool) -> tuple[Tensor, Tensor]:
         errors, features = [], []
-        for block in read(source, 1024):
+        for block in read(source, GRADIENT_ROWS):
             seen = posterior.features(block.x).detach()
             outputs = posterior.outputs(seen, theta).detach().requires_grad_()  # (J, n, C)
             values = expected_log_likelihood(

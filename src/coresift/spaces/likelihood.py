@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import singledispatch
 
 import torch
 from torch import Tensor
@@ -19,28 +21,49 @@ from torch.distributions import (
 from torch.nn.functional import logsigmoid
 
 from coresift.checks import check_classes, check_finite, check_integer, check_several
-from coresift.limits import POOL_BLOCK
-from coresift.pool import Part, Pool, as_pool
-from coresift.posteriors.base import Posterior
-from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
+from coresift.errors import InputError
+from coresift.limits import NUM_OUTCOMES, POOL_BLOCK
+from coresift.pool import Pool, as_pool, first_row
+from coresift.posteriors.base import Posterior, closed_form
 from coresift.posteriors.samples import rows_at_a_time
 from coresift.spaces.base import Space
-from coresift.spaces.linear import linear_likelihood_space
+from coresift.spaces.problem import Problem
 from coresift.spaces.storage import Columns, map_pool
 from coresift.spaces.vectors import VectorSpace
 from coresift.special import student_t_entropy
 from coresift.types import Chunk
 
-# Outcomes drawn for a pair of distributions whose divergence has no formula.
-_NUM_OUTCOMES = 256
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Builds the likelihood space of a problem.
+
+    Parameters
+    ----------
+    centred : subtract each point's mean over theta, so that inner products are covariances.
+    """
+
+    centred: bool = False
+
+    def __call__(self, problem: Problem) -> Space:
+        return likelihood_space(
+            problem.posterior,
+            problem.pool,
+            problem.num_samples,
+            generator=problem.generator,
+            labelled=problem.labelled,
+            centred=self.centred,
+            exact=problem.exact,
+            memory=problem.memory,
+        )
 
 
 def default_num_samples(budget: int) -> int:
-    """J, the number of posterior samples behind a batch of ``budget`` points.
+    """Return J, the number of posterior samples for a batch of ``budget`` points.
 
-    In J dimensions about J points already reproduce the whole pool and every further choice is blind, so
-    J is twice the budget: at least 128, since inner products have a relative error of about 1/sqrt(J),
-    and at most 1024, since memory and time grow with J.
+    In J dimensions about J points reproduce the whole pool, and further choices mean nothing. Therefore J is
+    twice the budget: at least 128, since inner products have a relative error of about 1/sqrt(J), and at most
+    1024, since memory and time grow with J.
 
     >>> [default_num_samples(budget) for budget in (10, 200, 5000)]
     [128, 400, 1024]
@@ -59,16 +82,30 @@ def likelihood_space(
     exact: bool = True,
     memory: int | None = None,
 ) -> Space:
-    """The space of expected log-likelihoods: in closed form for linear regression, sampled for all else.
+    """Build the space of expected log-likelihoods: in closed form for linear regression, sampled for others.
 
-    Pass ``exact=False`` for the sampled one in any case. The arguments are those of
-    `sampled_likelihood_space`.
+    ``exact=False`` samples it for all models. The arguments are those of `sampled_likelihood_space`.
     """
-    if exact and isinstance(posterior, LinearPosterior | NormalInverseGammaPosterior):
-        return linear_likelihood_space(posterior, pool, labelled, centred)
+    if exact and closed_form(exact_likelihood_space, posterior):
+        return exact_likelihood_space(posterior, pool, labelled, centred, memory)
     return sampled_likelihood_space(
         posterior, pool, num_samples, generator=generator, labelled=labelled, centred=centred, memory=memory
     )
+
+
+@singledispatch
+def exact_likelihood_space(
+    posterior: Posterior,
+    pool: Pool,
+    labelled: Tensor | None = None,
+    centred: bool = False,
+    memory: int | None = None,
+) -> Space:
+    """Build the likelihood space in closed form: E[L_n L_m], or Cov[L_n, L_m] where ``centred``.
+
+    Posteriors that have one register it here.
+    """
+    raise InputError(f"the likelihood space of a {type(posterior).__name__} has no closed form")
 
 
 def sampled_likelihood_space(
@@ -82,18 +119,17 @@ def sampled_likelihood_space(
     dtype: torch.dtype = torch.float32,
     memory: int | None = None,
 ) -> VectorSpace:
-    """Random projections for any model (paper, Algorithm 2): column n is [L_n(theta_1..theta_J)] / sqrt(J).
+    """Map points to random projections (paper, Algorithm 2): [L_n(theta_1), ..., L_n(theta_J)] / sqrt(J).
 
     Parameters
     ----------
     posterior : sampled once; the same theta_1..theta_J serve all points.
     num_samples : J; see `default_num_samples`. Fewer where the posterior holds fewer.
-    labelled : (M, ...) labelled points, to be mapped along.
+    labelled : (M, ...) labelled points, mapped along with the pool.
     centred : subtract each point's mean over theta, so that inner products estimate covariances. A
-        constant added to a log-likelihood leaves the posterior as it was; only the centred product is
-        blind to it.
+        constant added to a log-likelihood does not change the posterior; only the centred product ignores it.
     dtype : of the stored (J, N) vectors.
-    memory : bytes the process may hold; vectors that do not fit beside all else go to a temporary file.
+    memory : bytes the process may hold; vectors that do not fit go to a temporary file.
 
     >>> from coresift.posteriors.samples import ClassSamples
     >>> probs_N_K_C = torch.tensor([[[0.9, 0.1], [0.1, 0.9]], [[0.5, 0.5], [0.5, 0.5]]])
@@ -108,38 +144,42 @@ def sampled_likelihood_space(
         row = next(source.chunks()).x[:1]
         check_finite(row)
         first = posterior.conditional(row, theta)
-        check_several(first)
-        if isinstance(first, Categorical):
-            check_classes(first.probs.shape[-1])
-        size = rows_at_a_time(first, POOL_BLOCK)
+        check_samples(first)
 
         def vectors(block: Chunk) -> Tensor:
             predictive, conditional = posterior.predictive(block.x), posterior.conditional(block.x, theta)
-            start = block.start + (source.start if isinstance(source, Part) else 0)
+            start = first_row(source) + block.start
             values = expected_log_likelihood(predictive, conditional, seed + start)
             if centred:
                 values = values - values.mean(0)
             return values / math.sqrt(len(values))
 
-        return map_pool(source, size, vectors, memory, dtype)
+        return map_pool(source, rows_at_a_time(first, POOL_BLOCK), vectors, memory, dtype)
 
     with torch.no_grad():
         return VectorSpace(map_rows(pool, memory), None if labelled is None else map_rows(as_pool(labelled)))
 
 
-def expected_log_likelihood(predictive: Distribution, conditional: Distribution, seed: int = 0) -> Tensor:
-    """(J, n) L_n(theta_j) = -KL(p(y | x_n, D0) || p(y | x_n, theta_j)), at most zero.
+def check_samples(each: Distribution) -> None:
+    """Raise where posterior samples, of batch shape (J, n), cannot disagree: one sample, or one class."""
+    check_several(each)
+    if isinstance(each, Categorical):
+        check_classes(each.probs.shape[-1])
 
-    Any pair known to `torch.distributions.kl_divergence` is exact; a new pair joins through `register_kl`.
-    For the others the expectation is taken over outcomes drawn from the predictive, afresh for each point, so
-    that duplicates come out alike but not the same. Classes and Gaussians are compared in float64.
+
+def expected_log_likelihood(predictive: Distribution, conditional: Distribution, seed: int = 0) -> Tensor:
+    """Return (J, n) L_n(theta_j) = -KL(p(y | x_n, D0) || p(y | x_n, theta_j)), at most zero.
+
+    Any pair known to `torch.distributions.kl_divergence` is exact; add a new pair with `register_kl`. For
+    other pairs the expectation is taken over outcomes drawn from the predictive, anew for each point, so that
+    duplicates have similar but not equal vectors. Classes and Gaussians are compared in float64.
 
     Parameters
     ----------
     predictive : batch shape (n,).
     conditional : batch shape (J, n).
     """
-    # torch's own divergence of classes is infinite where a probability rounds to zero, as a sure model's do.
+    # torch's own divergence of classes is infinite where a probability rounds to zero.
     if isinstance(predictive, Categorical) and isinstance(conditional, Categorical):
         log_p, log_q = (each.logits.double().log_softmax(-1) for each in (predictive, conditional))
         probs = predictive.probs.double()
@@ -152,36 +192,46 @@ def expected_log_likelihood(predictive: Distribution, conditional: Distribution,
     try:
         return -kl_divergence(predictive.expand(conditional.batch_shape), conditional)
     except NotImplementedError:
-        outcomes = _draw(predictive, seed)
-        # The same outcomes for every theta: what differs between samples is then theta alone.
-        values = torch.zeros(conditional.batch_shape, dtype=torch.float64, device=outcomes.device)
-        for outcome in outcomes:
-            ratio = (conditional.log_prob(outcome) - predictive.log_prob(outcome)).double()
-            # The mean of exp(ratio) - 1 is zero: taken off, it takes most of the noise along, and no term is
-            # above zero.
-            values += ratio - torch.expm1(ratio)
-        return values / _NUM_OUTCOMES
+        return _monte_carlo(predictive, conditional, seed)
 
 
-def _in_double(distribution: Distribution) -> Distribution:
-    """Gaussians in float64: of two that are nearly the same, float32 would leave rounding."""
-    if isinstance(distribution, Independent):
-        base = _in_double(distribution.base_dist)
-        return Independent(base, distribution.reinterpreted_batch_ndims, validate_args=False)
-    if isinstance(distribution, Normal):
-        return Normal(distribution.loc.double(), distribution.scale.double(), validate_args=False)
-    return distribution
+def _monte_carlo(predictive: Distribution, conditional: Distribution, seed: int) -> Tensor:
+    """Estimate L_n(theta_j) from outcomes drawn from the predictive, the same ones for every theta."""
+    outcomes = _draw(predictive, seed)
+    values = torch.zeros(conditional.batch_shape, dtype=torch.float64, device=outcomes.device)
+    for outcome in outcomes:
+        ratio = (conditional.log_prob(outcome) - predictive.log_prob(outcome)).double()
+        # The mean of exp(ratio) - 1 is zero. Without it there is less noise, and no term is above zero.
+        values += ratio - torch.expm1(ratio)
+    return values / len(outcomes)
 
 
-def _draw(distribution: Distribution, seed: int) -> Tensor:
-    """(256, n) outcomes, with the global random state left as it was."""
+def _draw(distribution: Distribution, seed: int, num: int = NUM_OUTCOMES) -> Tensor:
+    """Draw (num, n) outcomes without changing the global random state."""
     device = distribution.mean.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if device.type == "cuda":
             torch.cuda.manual_seed(seed)
         else:
             torch.default_generator.manual_seed(seed)
-        return distribution.sample((_NUM_OUTCOMES,))
+        return distribution.sample((num,))
+
+
+@singledispatch
+def _in_double(distribution: Distribution) -> Distribution:
+    """Return Gaussians in float64, where two that are nearly the same still differ; others as they are."""
+    return distribution
+
+
+@_in_double.register
+def _(distribution: Normal) -> Distribution:
+    return Normal(distribution.loc.double(), distribution.scale.double(), validate_args=False)
+
+
+@_in_double.register
+def _(distribution: Independent) -> Distribution:  # type: ignore[type-arg]
+    base = _in_double(distribution.base_dist)
+    return Independent(base, distribution.reinterpreted_batch_ndims, validate_args=False)
 
 
 @register_kl(StudentT, Normal)  # type: ignore[no-untyped-call, untyped-decorator]

@@ -12,8 +12,8 @@ and unknown noise, theta | s2 ~ N(mu, s2 V), s2 ~ IG(a, b), s_nm = x_n^T V x_m, 
     centred     s_nm^2 / 2 + 1/4 [trigamma(a) - (V_n + V_m)/b + V_n V_m a/b^2]
     Euclidean   m_n m_m + centred,      m_n = E[L_n]
 
-All are sums of products of linear kernels, so no N x N matrix is needed. The Euclidean forms are not in
-the paper: they are the limit of its Algorithm 2 for infinitely many samples.
+All are sums of products of linear kernels, and need no N x N matrix. The Euclidean forms are not in the
+paper: they are the limit of its Algorithm 2 for infinitely many samples.
 """
 
 from __future__ import annotations
@@ -24,65 +24,52 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from coresift.checks import check_room
+from coresift.limits import CLOSED_FORM_BYTES
 from coresift.pool import Pool
+from coresift.posteriors.gaussian import GaussianWeights
 from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
+from coresift.spaces.fisher import exact_fisher_space
+from coresift.spaces.likelihood import exact_likelihood_space
 from coresift.spaces.outer import OuterKernel, OuterSpace
+from coresift.spaces.predictive import exact_predictive_rows
 from coresift.special import student_t_entropy
 
 
-def linear_fisher_space(
-    posterior: LinearPosterior | NormalInverseGammaPosterior, pool: Pool, labelled: Tensor | None = None
-) -> OuterSpace:
-    """E[grad L_n . grad L_m] in closed form.
-
-    >>> from coresift.pool import as_pool
-    >>> posterior = LinearPosterior(torch.zeros(2), torch.eye(2), noise_variance=1.0)
-    >>> linear_fisher_space(posterior, as_pool(torch.tensor([[3.0, 4.0]]))).norms
-    tensor([25.], dtype=torch.float64)
-    """
-    if isinstance(posterior, LinearPosterior):
-        scale = posterior.noise_variance**-2
-    else:
-        scale = posterior.shape / posterior.rate
-    return OuterSpace(
-        OuterKernel(_sides(posterior), None, posterior.covariance.double(), scale), pool, labelled
-    )
-
-
-def linear_likelihood_space(
-    posterior: LinearPosterior | NormalInverseGammaPosterior,
+@exact_likelihood_space.register
+def _(
+    posterior: LinearPosterior,
     pool: Pool,
     labelled: Tensor | None = None,
     centred: bool = False,
+    memory: int | None = None,
 ) -> OuterSpace:
-    """E[L_n L_m], or Cov[L_n, L_m] where ``centred``, in closed form."""
-    if isinstance(posterior, LinearPosterior):
-        kernel = _known_noise(posterior, centred)
-    else:
-        kernel = _unknown_noise(posterior, centred)
-    return OuterSpace(kernel, pool, labelled)
-
-
-def _known_noise(posterior: LinearPosterior, centred: bool) -> OuterKernel:
     noise = posterior.noise_variance
-    if centred:
-        return OuterKernel(_whitened(posterior), None, None, 0.5 / noise**2)
 
     def mean(x: Tensor) -> Tensor:
         ratio = posterior.function_variance(x) / noise
         return (0.5 * torch.log1p(ratio) - ratio).unsqueeze(1)
 
-    return OuterKernel(_whitened(posterior), None, None, 0.5 / noise**2, mean)
+    offset = None if centred else mean
+    kernel = OuterKernel(_whitened_sides(posterior), None, None, 0.5 / noise**2, offset)
+    return _space(kernel, pool, labelled, memory)
 
 
-def _unknown_noise(posterior: NormalInverseGammaPosterior, centred: bool) -> OuterKernel:
+@exact_likelihood_space.register
+def _(
+    posterior: NormalInverseGammaPosterior,
+    pool: Pool,
+    labelled: Tensor | None = None,
+    centred: bool = False,
+    memory: int | None = None,
+) -> OuterSpace:
     a, b = posterior.shape, posterior.rate
     shape = torch.tensor(a, dtype=torch.float64)
     trigamma = float(torch.special.polygamma(1, shape))
     mean_log_precision = float(torch.digamma(shape)) - math.log(b)
 
     def offset(x: Tensor) -> Tensor:
-        """(n, 3) m_n, 1, V_n."""
+        """Return (n, 3) m_n, 1, V_n."""
         ratio = posterior.function_variance(x)
         scale = (b / a * (1 + ratio)).sqrt()
         variance = a / (a - 1) * scale.square()
@@ -105,13 +92,51 @@ def _unknown_noise(posterior: NormalInverseGammaPosterior, centred: bool) -> Out
         dtype=torch.float64,
         device=posterior.mean.device,
     )
-    return OuterKernel(_whitened(posterior), None, None, 0.5, offset, metric)
+    kernel = OuterKernel(_whitened_sides(posterior), None, None, 0.5, offset, metric)
+    return _space(kernel, pool, labelled, memory)
 
 
-def _sides(
-    posterior: LinearPosterior | NormalInverseGammaPosterior,
-) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Both sides of the kernel are the rows themselves."""
+@exact_fisher_space.register
+def _(
+    posterior: LinearPosterior, pool: Pool, labelled: Tensor | None = None, memory: int | None = None
+) -> OuterSpace:
+    kernel = OuterKernel(
+        _plain_sides(posterior), None, posterior.covariance.double(), posterior.noise_variance**-2
+    )
+    return _space(kernel, pool, labelled, memory)
+
+
+@exact_fisher_space.register
+def _(
+    posterior: NormalInverseGammaPosterior,
+    pool: Pool,
+    labelled: Tensor | None = None,
+    memory: int | None = None,
+) -> OuterSpace:
+    kernel = OuterKernel(
+        _plain_sides(posterior), None, posterior.covariance.double(), posterior.shape / posterior.rate
+    )
+    return _space(kernel, pool, labelled, memory)
+
+
+@exact_predictive_rows.register
+def _(posterior: LinearPosterior, x: Tensor) -> Tensor:
+    return posterior.features(x) @ (posterior.factor / math.sqrt(posterior.noise_variance))
+
+
+@exact_predictive_rows.register
+def _(posterior: NormalInverseGammaPosterior, x: Tensor) -> Tensor:
+    return posterior.features(x) @ posterior.factor
+
+
+def _space(kernel: OuterKernel, pool: Pool, labelled: Tensor | None, memory: int | None) -> OuterSpace:
+    advice = "pass strategy=find_strategy(..., exact=False) for sampled vectors, which go to a file"
+    check_room(len(pool), CLOSED_FORM_BYTES, memory, advice)
+    return OuterSpace(kernel, pool, labelled)
+
+
+def _plain_sides(posterior: GaussianWeights) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Make both sides of the kernel the rows themselves."""
 
     def sides(x: Tensor) -> tuple[Tensor, Tensor]:
         rows = posterior.features(x).double()
@@ -120,10 +145,8 @@ def _sides(
     return sides
 
 
-def _whitened(
-    posterior: LinearPosterior | NormalInverseGammaPosterior,
-) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Both sides are x^T F with S = F F^T: where columns lie far from zero, X^T X S would cancel out."""
+def _whitened_sides(posterior: GaussianWeights) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Make both sides x^T F with S = F F^T: where columns lie far from zero, X^T X S would cancel out."""
     factor = posterior.factor.double()
 
     def sides(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from coresift import limits
-from coresift.checks import check_covariance, check_finite
+from coresift.checks import check_covariance, check_finite, check_room
+from coresift.limits import CLOSED_FORM_BYTES, PROBIT_TILE
 from coresift.pool import Pool, read
 from coresift.posteriors.probit import ProbitPosterior
 from coresift.progress import progress_bar
 from coresift.spaces.base import KernelSpace, labelled_elements
+from coresift.spaces.fisher import exact_fisher_space
 from coresift.special import normal_cdf_covariance
-
-# Pairs are done in squares of this many points: half a megabyte a temporary, which stays in cache.
-TILE = 256
 
 
 class ProbitFisherSpace(KernelSpace):
@@ -51,7 +50,10 @@ class ProbitFisherSpace(KernelSpace):
     # A correlation near 1 magnifies its own rounding: 1e-16 / sqrt(1 - rho^2).
     resolution = 1e-12
 
-    def __init__(self, posterior: ProbitPosterior, pool: Pool, labelled: Tensor | None = None) -> None:
+    def __init__(
+        self, posterior: ProbitPosterior, pool: Pool, labelled: Tensor | None = None, tile: int = PROBIT_TILE
+    ) -> None:
+        self._tile = tile
         rows = torch.cat([posterior.features(block.x).double() for block in read(pool)])
         self._points = _Points.of(posterior, rows)
         self._labelled = None
@@ -66,8 +68,8 @@ class ProbitFisherSpace(KernelSpace):
     @cached_property
     def _row_sums(self) -> Tensor:
         sums = torch.zeros_like(self.norms)
-        tiles = [slice(start, start + TILE) for start in range(0, len(self), TILE)]
-        pairs = [(left, right) for place, left in enumerate(tiles) for right in tiles[place:]]
+        tiles = [slice(start, start + self._tile) for start in range(0, len(self), self._tile)]
+        pairs = [(left, right) for number, left in enumerate(tiles) for right in tiles[number:]]
         with progress_bar("inner products of all pairs", len(pairs)) as advance:
             for left, right in pairs:
                 values = _inner(self._points[left], self._points[right])
@@ -82,8 +84,8 @@ class ProbitFisherSpace(KernelSpace):
 
     def gram(self, index: Tensor) -> Tensor:
         chosen = self._points[index]
-        strips = range(0, len(index), TILE)
-        return torch.cat([_inner(chosen[start : start + TILE], chosen) for start in strips])
+        strips = range(0, len(index), self._tile)
+        return torch.cat([_inner(chosen[start : start + self._tile], chosen) for start in strips])
 
     def anchors(self) -> Iterator[tuple[Tensor, Tensor]]:
         if self._labelled is None:
@@ -94,9 +96,18 @@ class ProbitFisherSpace(KernelSpace):
             yield labelled_elements(_inner(self._labelled[part], self._points)), squares[part]
 
 
+@exact_fisher_space.register
+def _(
+    posterior: ProbitPosterior, pool: Pool, labelled: Tensor | None = None, memory: int | None = None
+) -> ProbitFisherSpace:
+    numbers = 2 * pool.take([0]).numel()  # rows and directions
+    check_room(len(pool), CLOSED_FORM_BYTES + 8 * numbers, memory, "try 'acs-fw' or 'predictive-lcmd'")
+    return ProbitFisherSpace(posterior, pool, labelled)
+
+
 @dataclass(frozen=True)
 class _Points:
-    """What the inner product needs of n points.
+    """Holds what the inner product needs of n points.
 
     Attributes
     ----------

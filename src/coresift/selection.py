@@ -1,0 +1,347 @@
+"""Choose a batch in one call: `select` turns what a caller has into a problem, and runs a strategy on it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coresift.checks import (
+    check_budget,
+    check_finite,
+    check_integer,
+    check_memory,
+    check_probabilities,
+    check_shape,
+)
+from coresift.errors import InputError, shown
+from coresift.limits import SWAPPED_AXES
+from coresift.pool import ArrayPool, Pool, PoolLike, as_array, as_float, as_pool
+from coresift.posteriors.base import Posterior
+from coresift.posteriors.network import split_last_layer
+from coresift.posteriors.samples import ClassSamples, GaussianSamples
+from coresift.spaces.likelihood import default_num_samples
+from coresift.spaces.problem import Problem
+from coresift.strategies import DEFAULT, STRATEGIES, Strategy, find_strategy
+from coresift.threads import enough_threads
+from coresift.types import Batch, make_generator
+
+_OPTION = "pass strategy=find_strategy(name, {0}=...)"
+_RESOURCE = "pass resources=Resources({0}=...)"
+# Arguments that `select` had before, and what to pass instead.
+_OLD_ARGUMENTS = {
+    "num_samples": _OPTION,
+    "exact": _OPTION,
+    "memory": _RESOURCE,
+    "engine": _RESOURCE,
+    "num_workers": _RESOURCE,
+    "labelled_features": "pass features=(features of the pool, features of the labelled points)",
+    "half": "leave it out; vectors are scanned in their own precision",
+}
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Says what a selection may use.
+
+    Attributes
+    ----------
+    memory : how much the process may hold, such as "2GB" or a number of bytes; the vectors of larger pools
+        then go to a temporary file. No limit by default.
+    engine : "ray" shares the pool among the workers of a Ray cluster; see docs/cluster.md.
+    num_workers : how many workers; by default one for each CPU of the cluster.
+    """
+
+    memory: int | str | None = None
+    engine: Literal["ray"] | None = None
+    num_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.engine is not None and not (isinstance(self.engine, str) and self.engine == "ray"):
+            raise InputError(
+                f"engine is {shown(self.engine)}, expected 'ray', or None for this process alone"
+            )
+        if self.num_workers is not None:
+            if self.engine is None:
+                raise InputError("num_workers= goes with engine='ray'")
+            check_integer(self.num_workers, 1, "num_workers")
+
+
+def select(
+    pool: PoolLike | None = None,
+    *,
+    budget: int,
+    strategy: str | Strategy = DEFAULT,
+    posterior: Posterior | None = None,
+    probs: Any = None,
+    means: Any = None,
+    variances: Any = None,
+    labelled: Any = None,
+    features: Any = None,
+    pending: Iterable[int] = (),
+    exclude: Iterable[int] = (),
+    resources: Resources = Resources(),  # noqa: B008  (frozen)
+    seed: int = 0,
+    **old: Any,
+) -> Batch:
+    """Choose which points to label next.
+
+    The model comes in one of three ways: a ``posterior``, or a fitted estimator that has one, with a ``pool``
+    for it to read; class probabilities ``probs`` of K posterior samples, ensemble members or dropout passes;
+    or Gaussian ``means`` and ``variances`` of the same.
+
+    Parameters
+    ----------
+    pool : the unlabelled points: array, tensor, data frame, or path of a .npy, Parquet or Arrow file. Next to
+        ``probs`` or ``means``, the pool is where distances are measured, as if passed as ``features``.
+    budget : how many points to choose; exactly this many are returned.
+    strategy : a name from `STRATEGIES`, or a `Strategy`: `find_strategy` returns one with options, such as
+        ``find_strategy("acs-fw", num_samples=64, exact=False)``.
+    posterior : a posterior, or a fitted estimator from `coresift.estimators`.
+    probs : (K, N, C) class probabilities.
+    means, variances : (K, N) Gaussian predictions; ``variances`` may be anything that broadcasts, such as one
+        noise variance.
+    labelled : the points that already have labels, for strategies that keep a distance from them: those with
+        'lcmd', 'kmeans++' or 'center' in their names, and 'badge'. In the form of what describes the pool:
+        rows (M, d), probabilities (K, M, C), means (K, M) where all points share one variance, or a pair
+        (means, variances). Without any, distances are kept from the origin: from a point that the model is
+        sure about or, among features, from their mean.
+    features : (N, D), or a pair (N, D) and (M, D) where there are labelled points: where 'k-center',
+        'k-medoids', 'lcmd' and 'badge' measure distances. By default the model's own features, or the
+        pool's rows.
+    pending : indices of points already sent for labelling: they count as chosen and are not chosen again.
+    exclude : indices of points that cannot be labelled.
+    resources : a memory limit, or a Ray cluster.
+    seed : the same seed gives the same batch.
+
+    >>> probs_K_N_C = torch.softmax(torch.randn(20, 100, 3, generator=torch.Generator().manual_seed(0)), -1)
+    >>> batch = select(probs=probs_K_N_C, budget=5)
+    >>> len(set(batch.index.tolist()))
+    5
+    """
+    _check_arguments(old)
+    method = find_strategy(strategy)
+    model, source, known = _model(pool, posterior, probs, means, variances, labelled)
+    budget = check_budget(budget, len(source))
+    from_predictions = probs is not None or means is not None
+    if features is None and from_predictions:
+        features = pool
+    measured, measured_labelled = _features(features, len(source))
+    memory = check_memory(resources.memory, len(source))
+    if resources.engine is None:  # otherwise the workers apply a network themselves
+        model, source, known = split_last_layer(model, source, known, memory)
+    problem = Problem(
+        source,
+        model,
+        generator=make_generator(seed),
+        labelled=known,
+        features=measured,
+        labelled_features=measured_labelled,
+        # Several points may have the same predictions.
+        points=measured if from_predictions else None,
+        num_samples=method.num_samples or default_num_samples(budget),
+        exact=method.exact,
+        memory=memory,
+    )
+    if resources.engine == "ray":
+        return _select_on_ray(method, problem, budget, pending, exclude, resources.num_workers)
+    with enough_threads(len(source) * problem.num_samples):
+        return method.run(problem, budget, pending, exclude)
+
+
+def _check_arguments(old: dict[str, Any]) -> None:
+    """Raise where arguments are unknown, or have another home now."""
+    for name in old:
+        if name in _OLD_ARGUMENTS:
+            raise InputError(f"select has no argument {name}= any more; {_OLD_ARGUMENTS[name].format(name)}")
+        raise TypeError(f"select() got an unexpected keyword argument {name!r}")
+
+
+def _select_on_ray(
+    method: Strategy,
+    problem: Problem,
+    budget: int,
+    pending: Iterable[int],
+    exclude: Iterable[int],
+    num_workers: int | None,
+) -> Batch:
+    if not method.shards:
+        able = ", ".join(name for name, row in STRATEGIES.items() if row.shards)
+        raise InputError(f"this strategy cannot choose from a pool in shards; those that can are {able}")
+    from coresift.search.ray import select_on_ray  # an optional package
+
+    return select_on_ray(method, problem, budget, pending, exclude, num_workers=num_workers)
+
+
+def _model(
+    pool: PoolLike | None, posterior: Any, probs: Any, means: Any, variances: Any, labelled: Any
+) -> tuple[Posterior | None, Pool, Tensor | None]:
+    """Return the posterior, the pool that it reads, and the labelled points in the same form."""
+    if sum(given is not None for given in (posterior, probs, means)) > 1:
+        raise InputError("pass only one of posterior=, probs= and means=")
+    if (means is None) != (variances is None):
+        raise InputError(
+            "means= and variances= go together; for an ensemble without variances pass a noise variance"
+        )
+    if probs is not None:
+        return _class_model(probs, labelled)
+    if means is not None:
+        return _gaussian_model(means, variances, labelled)
+    if pool is None:
+        raise InputError("nothing to choose from: pass a pool, or probs=, or means= and variances=")
+    source = as_pool(pool)
+    return None if posterior is None else _posterior(posterior), source, _labelled(labelled, source)
+
+
+def _class_model(probs: Any, labelled: Any) -> tuple[Posterior, Pool, Tensor | None]:
+    axes = "samples, points, classes"
+    rows = _array(probs, "probs", axes)
+    _warn_of_swapped_axes(rows, "probs")
+    source = ArrayPool(_rows_first(rows))
+    with enough_threads(math.prod(rows.shape)):
+        for chunk in source.chunks():
+            check_finite(chunk.x, chunk.start, "array of probabilities")
+            check_probabilities(chunk.x, chunk.start)
+    if labelled is not None:
+        labelled = _rows_first(_array(labelled, "labelled", axes))
+    return ClassSamples(rows.shape[0]), source, _labelled(labelled, source)
+
+
+def _gaussian_model(means: Any, variances: Any, labelled: Any) -> tuple[Posterior, Pool, Tensor | None]:
+    rows = _gaussian(means, variances, "means")
+    _warn_of_swapped_axes(rows[..., 0], "means")
+    if labelled is not None:
+        labelled = _rows_first(_gaussian(*_labelled_pair(labelled, variances), "labelled"))
+    source = ArrayPool(_rows_first(rows))
+    return GaussianSamples(rows.shape[0]), source, _labelled(labelled, source)
+
+
+def _posterior(given: Any) -> Posterior:
+    """Return a posterior, or that of a fitted estimator."""
+    found = given if isinstance(given, Posterior) else getattr(given, "posterior_", None)
+    if isinstance(found, Posterior) and not isinstance(given, type):
+        return found
+    name = given.__name__ if isinstance(given, type) else type(given).__name__
+    if _has_posterior_once_fitted(given):
+        raise InputError(f"{name} is not fitted yet; call fit(X, y) on it first")
+    advice = "it lacks sample, conditional or predictive"
+    if hasattr(given, "fit"):
+        advice = "pass what its fit(x, y) returns"
+    if hasattr(given, "predict"):
+        advice = "pass what several fits of it predict as probs=, or as means= and variances="
+    raise InputError(f"{name} is no posterior: {advice}")
+
+
+def _has_posterior_once_fitted(given: Any) -> bool:
+    """Return whether an estimator declares an attribute ``posterior_``, which fitting sets."""
+    if isinstance(given, type):
+        return False
+    return any("posterior_" in vars(base).get("__annotations__", {}) for base in type(given).__mro__)
+
+
+def _features(features: Any, num_points: int) -> tuple[Pool | None, Tensor | None]:
+    """Return the features of the pool and those of the labelled points."""
+    if features is None:
+        return None, None
+    of_pool, of_labelled = (
+        features if isinstance(features, tuple) and len(features) == 2 else (features, None)
+    )
+    found = as_pool(of_pool)
+    if len(found) != num_points:
+        raise InputError(f"the pool's features hold {len(found)} points, but the predictions {num_points}")
+    return found, _labelled(of_labelled, found)
+
+
+def _labelled(rows: Any, pool: Pool) -> Tensor | None:
+    """Return labelled points, checked to have the shape of the pool's rows; ``None`` where there are none."""
+    if rows is None:
+        return None
+    array = rows.detach() if isinstance(rows, Tensor) else as_array(rows)
+    if array.ndim and len(array) == 0:
+        return None
+    tensor = as_float(array)
+    check_shape(tensor, (None, *next(pool.chunks()).x.shape[1:]), "an array of labelled points")
+    check_finite(tensor, what="array of labelled points")
+    return tensor
+
+
+def _labelled_pair(labelled: Any, variances: Any) -> tuple[Any, Any]:
+    """Return means and variances of labelled points; the pool's variances where all points share them."""
+    if isinstance(labelled, tuple):
+        if len(labelled) != 2:
+            raise InputError(f"labelled is a tuple of {len(labelled)}, expected (means, variances)")
+        return labelled[0], labelled[1]
+    shape = np.shape(variances)
+    if shape and shape[-1] != 1:
+        raise InputError(
+            f"variances= of shape {tuple(shape)} are those of the pool's points, not of the labelled ones; "
+            "pass labelled=(means, variances)"
+        )
+    return labelled, variances
+
+
+def _array(values: Any, name: str, axes: str) -> Any:
+    """Return an array or tensor with as many dimensions as ``axes`` names."""
+    try:
+        array = values.detach() if isinstance(values, Tensor) else np.asanyarray(values)
+    except ValueError:
+        raise InputError(f"{name} has rows of different lengths, expected an array ({axes})") from None
+    if array.ndim != axes.count(",") + 1:
+        advice = f"; of a single model, pass {name}[None]" if array.ndim == axes.count(",") else ""
+        raise InputError(f"{name} has shape {tuple(array.shape)}, expected ({axes}){advice}")
+    if 0 in array.shape and name != "labelled":  # there may be no labelled points
+        raise InputError(f"{name} has shape {tuple(array.shape)}, expected at least one of each ({axes})")
+    if isinstance(array, np.ma.MaskedArray):
+        return np.ma.filled(array.astype(np.float64), np.nan)  # reported later, with its row
+    return array
+
+
+def _gaussian(means: Any, variances: Any, name: str) -> Tensor:
+    """Return (K, N, 2) means and variances."""
+    mean = as_float(_array(means, name, "samples, points"))
+    try:
+        spread = as_float(variances.detach() if isinstance(variances, Tensor) else as_array(variances))
+    except InputError:
+        raise InputError(
+            f"variances are {shown(variances)}, expected a positive number or an array of such numbers"
+        ) from None
+    spread = spread.to(mean)
+    try:
+        return torch.stack([mean, spread.expand(mean.shape)], -1)
+    except RuntimeError:
+        raise InputError(
+            f"variances of shape {tuple(spread.shape)} do not broadcast to {name} of shape "
+            f"{tuple(mean.shape)}; for labelled points with variances of their own pass "
+            "labelled=(means, variances)"
+        ) from None
+
+
+def _rows_first(values: Any) -> Any:
+    """Turn (K, N, ...) into (N, K, ...), as a view."""
+    return values.transpose(0, 1) if isinstance(values, Tensor) else np.swapaxes(values, 0, 1)
+
+
+def _warn_of_swapped_axes(values: Any, name: str) -> None:
+    """Warn where predictions (K, N, ...) look like those of (N, K, ...).
+
+    An ensemble has ten times as many members as there are points only if there are few points. Even then, the
+    members' predictions for one point differ less than one member's predictions for many points. If it is the
+    other way round, the axes are probably swapped.
+    """
+    num_samples, num_points = values.shape[:2]
+    if num_samples <= SWAPPED_AXES * num_points or num_points < 2:
+        return
+    some = as_float(values[: 100 * SWAPPED_AXES])
+    over_samples, over_points = (float(some.var(axis).mean()) for axis in (0, 1))
+    if over_samples > over_points:
+        warnings.warn(
+            f"{name} has shape {tuple(values.shape)}, {num_samples} samples of {num_points} points; if these "
+            f"are {num_samples} points, swap the axes, as np.swapaxes({name}, 0, 1) does",
+            stacklevel=5,
+        )
