@@ -419,12 +419,15 @@ def test_the_page_after_the_batch_is_withdrawn(tmp_path):
     run("reopen", project, f"@{batch}")
     text = told()
     assert "<td>6</td><td>0</td><td>6</td>" in text  # of the batch, answered and withdrawn
-    assert "Nothing is asked for: all batches were withdrawn." in text and "Number 1 of the batch" not in text
+    assert (
+        "There is nothing to label: all batches were withdrawn." in text
+        and "Number 1 of the batch" not in text
+    )
     assert "After this batch" not in text
     # With a part withdrawn, the rest is asked for; with a later batch withdrawn, the earlier one.
     run("select", project, "--batch-size", 6)
     run("reopen", project, first[0]["id"], first[1]["id"])
-    assert "the batch of round 2, shown below, of size 4" in told()
+    assert "the batch of round 2, shown below (4 items)" in told()
     later = [one["id"] for one in say("select", project, "--batch-size", 3, "--more")["batch"]]
     assert "the batch of round 3" in told()
     run("reopen", project, *later)

@@ -289,17 +289,11 @@ class Project:
         out: Path | None = None,
         replace: bool = False,
     ) -> tuple[Round, bool]:
-        """Choose the next batch and write it down; tells as well whether it is the last one again.
-
-        Asked the same twice with nothing new between, it gives the same batch, and nothing is chosen twice.
-        Asked for something else while items are pending and no answer came in, it raises an `InputError`.
+        """Choose the next batch and write it down; see `rounds.next_round`.
 
         Parameters
         ----------
-        more : choose a further batch, even though nothing came in since the last.
         wait : seconds to wait for another program that is writing.
-        out : a CSV file for the batch. Where it cannot be written, nothing is chosen.
-        replace : withdraw all items that are pending, and choose anew.
         """
         with self.writing(wait):
             return next_round(self, request, more=more, out=out, replace=replace)

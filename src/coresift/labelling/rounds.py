@@ -307,7 +307,17 @@ class NextBatch:
 def next_round(
     project: Project, request: Request, *, more: bool, out: Path | None, replace: bool
 ) -> tuple[Round, bool]:
-    """Choose the next batch and write it down; see `Project.next_round`."""
+    """Choose the next batch and write it down; tells as well whether it is the last one again.
+
+    Asked the same twice with nothing new between, it gives the same batch, and nothing is chosen twice. Asked
+    for something else while items are pending and no answer came in, it raises an `InputError`.
+
+    Parameters
+    ----------
+    more : choose a further batch, even though nothing came in since the last.
+    out : a CSV file for the batch. Where it cannot be written, nothing is chosen.
+    replace : withdraw all items that are pending, and choose anew.
+    """
     if more and replace:
         raise InputError("--more keeps the items that are pending, --replace withdraws them; say one")
     labeller = _Nobody() if out is None else BatchFile(project, out)
