@@ -465,8 +465,8 @@ def test_a_pool_that_changes_while_the_project_begins_is_noticed(tmp_path, monke
 @pytest.mark.parametrize(
     "where",
     [
-        ["project.open_pool", "creation.open_pool"],
-        ["project.stamp_of", "creation.stamp_of"],
+        ["opened.open_pool", "creation.open_pool"],
+        ["opened.stamp_of", "creation.stamp_of"],
         ["pools.ItemPool.fingerprint"],
     ],
 )

@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coresift.errors import InputError
 from coresift.labelling.database import NAME as LEDGER
 from coresift.labelling.labellers.files import read_answers, read_content, write_batch
-from coresift.labelling.labels import is_number
 from coresift.labelling.ledger import Ingested
+from coresift.labelling.opened import OpenProject
 from coresift.labelling.records import Answer, Chosen
 from coresift.labelling.storage import FEATURES, LOCK, fingerprint_of
-
-if TYPE_CHECKING:
-    from coresift.labelling.project import Project
 
 
 class BatchFile:
     """A CSV file as a `Labeller`: it is written for annotators, who fill it in."""
 
-    def __init__(self, project: Project, path: Path) -> None:
+    def __init__(self, project: OpenProject, path: Path) -> None:
         self.project, self.path = project, path
 
     def ask(self, items: Sequence[Chosen], commit: Callable[[], None]) -> None:
@@ -82,7 +79,7 @@ class Intake:
     new_classes: Mapping[str, int] = field(default_factory=dict)
 
 
-def ingest_file(project: Project, path: Path) -> Intake:
+def ingest_file(project: OpenProject, path: Path) -> Intake:
     """Add the labels of a file to the ledger."""
     before = project.class_counts()
     file = BatchFile(project, path).read()
@@ -93,19 +90,7 @@ def ingest_file(project: Project, path: Path) -> Intake:
     return Intake(changed, file.ignored, tuple(before), new)
 
 
-def check_labels(project: Project, answers: Sequence[Answer], source: str) -> None:
-    """Raise for labels that the project cannot have."""
-    for answer in answers:
-        if answer.label is None:
-            continue
-        where = f"{source}, item {answer.id!r}: {answer.label!r}"
-        if project.task == "regression" and not is_number(answer.label):
-            raise InputError(f"{where} is not a number")
-        if project.classes is not None and answer.label not in project.classes:
-            raise InputError(f"{where} is none of {', '.join(project.classes)}")
-
-
-def check_replaceable(project: Project, path: Path) -> None:
+def check_replaceable(project: OpenProject, path: Path) -> None:
     """Raise where something would be lost: the pool, the project itself, answers not ingested yet."""
     resolved = path.resolve()
     if resolved == Path(project.settings.reading.path).resolve():

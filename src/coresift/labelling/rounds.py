@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +19,15 @@ from coresift.errors import InputError
 from coresift.labelling.answers import BatchFile
 from coresift.labelling.choose import Limits, Picked, asker, choose_within, nearest_of
 from coresift.labelling.forecast import forecast, information
-from coresift.labelling.ledger import Ingested, Ledger, now
+from coresift.labelling.ledger import Ingested, now
 from coresift.labelling.model import MODEL_NAMES, predicted
-from coresift.labelling.records import Answer, Chosen, Labelled, Round
-from coresift.labelling.settings import NothingLeftError, Request, Settings
+from coresift.labelling.opened import OpenProject
+from coresift.labelling.records import Answer, Chosen, Round
+from coresift.labelling.settings import NothingLeftError, Request
 from coresift.labelling.storage import FEATURES, BusyError
 from coresift.loop import ask_next
 from coresift.selection import Resources, select
 from coresift.types import Index
-
-if TYPE_CHECKING:
-    from coresift.labelling.project import Project
 
 Features: TypeAlias = npt.NDArray[np.float32]  # (n, d)
 
@@ -66,7 +64,7 @@ class NextBatch:
     """
 
     def __init__(
-        self, project: Project, request: Request, *, withdraw: bool = False, source: str = "answers"
+        self, project: OpenProject, request: Request, *, withdraw: bool = False, source: str = "answers"
     ) -> None:
         self.project, self.request = project, request
         self.withdraw, self.source = withdraw, source
@@ -277,7 +275,7 @@ class NextBatch:
             project.rows([one.position for one in self._labelled]),
             self._values,
             np.array([one.round for one in self._labelled]),
-            np.array(drawn_at_random(project.ledger, project.settings, self._labelled)),
+            np.array(project.drawn_at_random(self._labelled)),
             project.task,
             batch_size=len(positions),
             information=carried,
@@ -305,7 +303,7 @@ class NextBatch:
 
 
 def next_round(
-    project: Project, request: Request, *, more: bool, out: Path | None, replace: bool
+    project: OpenProject, request: Request, *, more: bool, out: Path | None, replace: bool
 ) -> tuple[Round, bool]:
     """Choose the next batch and write it down; tells as well whether it is the last one again.
 
@@ -330,7 +328,7 @@ def next_round(
     return ask_next(NextBatch(project, request, withdraw=replace), labeller), False
 
 
-def _asked_before(project: Project, request: Request, replace: bool) -> Round | None:
+def _asked_before(project: OpenProject, request: Request, replace: bool) -> Round | None:
     """The last round, if it was asked for with the same request and nothing happened since."""
     rounds = project.ledger.rounds()
     if not rounds or rounds[-1].asked != json.loads(json.dumps(asdict(request))):
@@ -341,7 +339,7 @@ def _asked_before(project: Project, request: Request, replace: bool) -> Round | 
     return last if project.ledger.nothing_since(last.number) else None
 
 
-def _check_pending(project: Project) -> None:
+def _check_pending(project: OpenProject) -> None:
     """Raise where items are pending and no answer came in since the last batch."""
     pending = project.pending()
     if not pending or project.ledger.answers_since(project.ledger.rounds()[-1].number):
@@ -362,16 +360,3 @@ class _Nobody:
 
     def collect(self, add: Callable[[Sequence[Answer]], Any]) -> None:
         """There is nothing to collect."""
-
-
-def drawn_at_random(ledger: Ledger, settings: Settings, labelled: Sequence[Labelled]) -> list[bool]:
-    """Tell of each label whether its item was drawn at random from the pool."""
-    included = {one.number: one.asked["must_include"] for one in ledger.rounds() if one.strategy == "random"}
-
-    def is_random(one: Labelled) -> bool:
-        if one.round in included:
-            wished = included[one.round]
-            return not wished or ledger.ids([one.position])[0] not in wished
-        return one.first and one.round == 0 and not settings.hand_picked
-
-    return [is_random(one) for one in labelled]
