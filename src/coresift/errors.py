@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 
 # What the system reports where a disk, or a user's quota, is full.
@@ -17,6 +19,17 @@ def shown(value: object) -> str:
     """
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def suggestion(word: object, known: Iterable[str]) -> str:
+    """Say which known words are similar to an unknown one, or else which there are.
+
+    >>> suggestion("yatch", ["boston", "yacht"])
+    "did you mean 'yacht'?"
+    """
+    known = sorted(known)
+    near = get_close_matches(str(word).lower(), known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(known)}"
 
 
 class InputError(ValueError):

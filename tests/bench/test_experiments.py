@@ -116,18 +116,18 @@ def test_classes_of_a_table(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("budgets = 3", r"one.toml: 'budgets' is not known; did you mean budget\?"),
-        ("[model]\nepoch = 3", r"\[model\]: 'epoch' is not known; did you mean epochs"),
-        ("[model]\nkind = 'neural-liner'", r"model.kind: 'neural-liner' is not .* mean neural-linear\?"),
+        ("budgets = 3", r"one.toml: 'budgets' is not known; did you mean 'budget'\?"),
+        ("[model]\nepoch = 3", r"\[model\]: 'epoch' is not known; did you mean 'epochs'"),
+        ("[model]\nkind = 'neural-liner'", r"model.kind: 'neural-liner' is not .* mean 'neural-linear'\?"),
         ("[model]\nkind = 'xyz'", r"model.kind: 'xyz' is not known; there are dropout, ensemble, laplace, n"),
         ("[model]\nkind = 'laplace'\nprior_variance = 1", r"\[model\]: 'prior_variance' is not known"),
-        ("[method.x]\nstrategies = 'maxent'", r"\[method.x\]: 'strategies' is not .* mean strategy"),
+        ("[method.x]\nstrategies = 'maxent'", r"\[method.x\]: 'strategies' is not .* mean 'strategy'"),
         ("[method.x]\nstrategy = 'maxnet'", r"unknown strategy 'maxnet'; did you mean 'maxent'"),
         ("[method.acs-wf]\nfill = false", r"unknown strategy 'acs-wf'; did you mean 'acs-fw'"),
         ("[method.bald]\nfill = false", r"fill=False is for Frank-Wolfe and GIGA, not for 'bald'"),
-        ("methods = ['acs-fv']", r"methods: 'acs-fv' is not known; did you mean acs-fw"),
-        ("[data.energy]\nmodal.epochs = 3", r"\[data.energy\]: 'modal' is not known; did you mean model\?"),
-        ("[data.energy]\nmodel.epocs = 3", r"\[data.energy\] model: 'epocs' is not .* did you mean epochs"),
+        ("methods = ['acs-fv']", r"methods: 'acs-fv' is not known; did you mean 'acs-fw'"),
+        ("[data.energy]\nmodal.epochs = 3", r"\[data.energy\]: 'modal' is not known; did you mean 'model'\?"),
+        ("[data.energy]\nmodel.epocs = 3", r"\[data.energy\] model: 'epocs' is not .* did you mean 'epochs'"),
         ("data = 'energy'", "must name at least one data set and one method"),
         ("methods = ['random']", "must name at least one data set and one method"),
         ("data = energy", "one.toml is not TOML: "),
@@ -205,9 +205,9 @@ def test_only_a_part() -> None:
     )
     simulation = SMALL.simulation("energy", None, "cpu", 1)
     assert part.settings("yacht", "acs-fw", simulation) == experiment.settings("yacht", "acs-fw", simulation)
-    with pytest.raises(InputError, match="--data: 'yatch' is not known; did you mean yacht"):
+    with pytest.raises(InputError, match="--data: 'yatch' is not known; did you mean 'yacht'"):
         experiment.only(["yatch"])
-    with pytest.raises(InputError, match="--methods: 'acs-fv' is not known; did you mean acs-fw"):
+    with pytest.raises(InputError, match="--methods: 'acs-fv' is not known; did you mean 'acs-fw'"):
         experiment.only(methods=["random", "acs-fv"])
 
 
@@ -681,9 +681,9 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Mon
         (["run", "nowhere.toml"], "there is no file nowhere.toml"),
         (
             ["run", "mine.toml", "--methods", "maxnet"],
-            "--methods: 'maxnet' is not known; did you mean maxent?",
+            "--methods: 'maxnet' is not known; did you mean 'maxent'?",
         ),
-        (["run", "mine.toml", "--data", "enrgy"], "--data: 'enrgy' is not known; did you mean energy?"),
+        (["run", "mine.toml", "--data", "enrgy"], "--data: 'enrgy' is not known; did you mean 'energy'?"),
         (["run", "mine.toml", "--seeds", "0"], "seeds is 0, expected an integer of at least 1"),
         (["run", "large.toml"], "20 first labels and 600 bought in batches of 10 cannot come from the 614"),
         (

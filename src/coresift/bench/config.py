@@ -1,8 +1,7 @@
-"""What an experiment is: a short TOML file that names what differs from the paper's protocol."""
+"""Experiments: a short TOML file names what differs from the paper's protocol."""
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -13,9 +12,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from coresift.bench.data import IMAGES, are_images, checksum, load_images, load_table
+from coresift.bench.data import IMAGES, Table, are_images, checksum, load_images, load_table
 from coresift.bench.replay import Method, Simulation
 from coresift.checks import check_integer, check_switch
+from coresift.errors import InputError, suggestion
 from coresift.estimators import (
     DropoutClassifier,
     DropoutRegressor,
@@ -28,37 +28,44 @@ from coresift.estimators import (
 )
 from coresift.estimators.networks import MLP, Augment, ResNet18
 from coresift.strategies import STRATEGIES
-from coresift.types import InputError
 
-MODELS: dict[str, type[Any]] = {
-    "neural-linear": NeuralLinearRegressor,
-    "ensemble": EnsembleRegressor,
-    "dropout": DropoutRegressor,
-    "laplace": LaplaceRegressor,
+# Models by what is predicted; images are classified.
+MODELS: dict[str, dict[str, type[Any]]] = {
+    "regression": {
+        "neural-linear": NeuralLinearRegressor,
+        "ensemble": EnsembleRegressor,
+        "dropout": DropoutRegressor,
+        "laplace": LaplaceRegressor,
+    },
+    "classification": {
+        "neural-linear": NeuralLinearClassifier,
+        "ensemble": EnsembleClassifier,
+        "dropout": DropoutClassifier,
+        "laplace": LaplaceClassifier,
+    },
+    "images": {"neural-linear": NeuralLinearClassifier, "dropout": DropoutClassifier},
 }
-# The same for classes, in tables and of images.
-CLASSIFIERS: dict[str, type[Any]] = {
-    "neural-linear": NeuralLinearClassifier,
-    "ensemble": EnsembleClassifier,
-    "dropout": DropoutClassifier,
-    "laplace": LaplaceClassifier,
-}
-IMAGE_MODELS: dict[str, type[Any]] = {"neural-linear": NeuralLinearClassifier, "dropout": DropoutClassifier}
 # The paper has no calibration.
-_DEFAULTS: dict[str, dict[str, Any]] = {"neural-linear": {"calibration_folds": 0}}
-# Said on the command line, by the runner or by what TOML can hold instead of a module.
+_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {("regression", "neural-linear"): {"calibration_folds": 0}}
+# Options of models that come from the command line or the runner, or that TOML cannot hold,
 _NOT_OPTIONS = {"network", "augment", "device", "progress", "random_state"}
-_INSTEAD, _INSTEAD_FOR_IMAGES = {"widths"}, {"width", "padding", "flip"}
+# and options that stand for a network and its augmentation instead.
+_INSTEAD = {
+    "regression": {"widths"},
+    "classification": {"widths"},
+    "images": {"width", "padding", "flip"},
+}
+_NUMBERS = {"seeds": 1, "first": 2, "batch": 1, "budget": 0}  # and the least value of each
 
 
 @dataclass(frozen=True)
 class Source:
-    """A table or a set of images of an experiment, with the options of the model that it needs.
+    """A table or an image set of an experiment, with the options of the model that it needs.
 
     Attributes
     ----------
     table : a name or a path, for `load_table` or `load_images`.
-    target : the column to predict, in a file of one's own.
+    target : the column to predict, in a file of the user.
     model : options of the model, over those of the experiment.
     """
 
@@ -68,23 +75,23 @@ class Source:
 
     @property
     def of_images(self) -> bool:
-        """Whether it is a set of images."""
+        """Whether it is an image set."""
         return are_images(self.table)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Methods to compare on tables, or on images.
+    """Methods to compare on tables or on images.
 
     Attributes
     ----------
-    data, methods : by the names they have in the results.
-    kind : a name in `MODELS`, for classes in `CLASSIFIERS`, or for images in `IMAGE_MODELS`.
-    model : its options; instead of modules, which TOML cannot hold, the ``widths`` of an `MLP`, or for images
-        the ``width`` of a `ResNet18`, and ``padding`` and ``flip`` of an `Augment`.
-    seeds : how many runs of each method, with the seeds 0, 1, ...
+    data, methods : by their names in the results.
+    kind : of the model, see `MODELS`.
+    model : its options; modules, which TOML cannot hold, are replaced by the ``widths`` of an `MLP`, or for
+        images by the ``width`` of a `ResNet18` and ``padding`` and ``flip`` of an `Augment`.
+    seeds : the number of runs of each method, with the seeds 0, 1, ...
     first, batch, budget, test_share : see `Simulation`; images have a test set of their own. ``first`` may be
-        "all", with a ``budget`` of zero, for what a model is worth with every label.
+        "all", with a ``budget`` of zero, to measure the model on all labels.
     task : what tables are for; images are classified.
     """
 
@@ -102,8 +109,8 @@ class Experiment:
     def __post_init__(self) -> None:
         if (self.first == "all") != (self.budget == 0):
             raise InputError(f"first is {self.first!r} and budget {self.budget!r}: 'all' goes with 0")
-        for name, least in (("seeds", 1), ("first", 2), ("batch", 1), ("budget", 0)):
-            if (name, getattr(self, name)) != ("first", "all"):
+        for name, least in _NUMBERS.items():
+            if getattr(self, name) != "all":
                 object.__setattr__(self, name, check_integer(getattr(self, name), least, name))
         if not isinstance(self.test_share, float) or not 0 < self.test_share < 1:
             raise InputError(f"test_share is {self.test_share!r}, expected a number between 0 and 1")
@@ -113,63 +120,26 @@ class Experiment:
 
     @classmethod
     def load(cls, path: Path) -> Experiment:
-        """Read a TOML file; a word that nobody understands raises an error that says the near ones."""
-        try:
-            described = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise InputError(f"there is no file {path}") from None
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"{path} is not TOML: {error}") from None
-        _check_kinds(described)
-        numbers = {"seeds", "first", "batch", "budget", "test_share"}
-        _check_words(described, {"data", "methods", "method", "model", "task", *numbers}, str(path))
+        """Read a TOML file; unknown words raise an error that suggests similar ones."""
+        described = _read(path)
+        protocol = {*_NUMBERS, "test_share"}
+        _check_words(described, {"data", "methods", "method", "model", "task", *protocol}, str(path))
+        named = _by_name(described.get("data", {}))
+        task = _task(path, described, named)
+        sort = "images" if task is None else task
         model = dict(described.get("model", {}))
         kind = model.pop("kind", "neural-linear")
-        named = _by_name(described.get("data", {}))
-        for name in named:
-            if Path(name).suffix and not Path(name).is_file():
-                raise InputError(f"there is no file {name!r}, seen from {Path.cwd()}")
-        kinds = {are_images(name) for name in named}
-        images = True in kinds
-        if len(kinds) > 1:
-            raise InputError(
-                f"{path} has both images and tables; they need models of their own, and a file each"
-            )
-        if images and "test_share" in described:
-            raise InputError(f"{path}: images have a test set of their own; leave out test_share")
-        task = described.get("task", "classification" if images else "regression")
-        _check_words([task], {"classification"} if images else {"classification", "regression"}, "task")
-        models = IMAGE_MODELS if images else CLASSIFIERS if task == "classification" else MODELS
-        _check_words([kind], set(models), "model.kind")
-        instead = _INSTEAD_FOR_IMAGES if images else _INSTEAD
-        options = {*models[kind]().get_params(), *instead} - _NOT_OPTIONS
+        _check_words([kind], set(MODELS[sort]), "model.kind")
+        options = {*MODELS[sort][kind]().get_params(), *_INSTEAD[sort]} - _NOT_OPTIONS
         _check_words(model, options, "[model]")
-        data: dict[str, Source] = {}
-        for name, source in named.items():
-            _check_words(source, {"model"} if images else {"target", "model"}, f"[data.{name}]")
-            _check_words(source.get("model", {}), options, f"[data.{name}] model")
-            _check_values({**model, **source.get("model", {})})
-            short = Path(name).stem
-            if short in data:
-                raise InputError(f"{data[short].table} and {name} would both be {short!r} in the results")
-            data[short] = Source(name, **source)
-        own = {}
-        for name, method in described.get("method", {}).items():
-            _check_words(method, {one.name for one in fields(Method)}, f"[method.{name}]")
-            own[name] = Method(**{"strategy": name, **method})
-        names = described.get("methods", list(own))
-        names = [names] if isinstance(names, str) else names
-        _check_words(names, {*own, *STRATEGIES}, "methods")
-        methods = {name: own.get(name, Method(name)) for name in names}
-        for method in methods.values():
-            method.resolved()  # raises where its strategy or an option is unknown
+        data, methods = _sources(named, sort, model, options), _methods(described)
         if not data or not methods:
             raise InputError(f"{path} must name at least one data set and one method")
-        protocol = {name: described[name] for name in numbers & described.keys()}
-        return cls(data, methods, kind, model, **protocol, task=task)
+        numbers = {name: described[name] for name in protocol & described.keys()}
+        return cls(data, methods, kind, model, **numbers, task=task or "classification")
 
     def only(self, data: Iterable[str] = (), methods: Iterable[str] = ()) -> Experiment:
-        """The part of the experiment with these data sets and methods; all where none are named."""
+        """Return the part of the experiment with these data sets and methods; all where none are named."""
         _check_words(data, set(self.data), "--data")
         _check_words(methods, set(self.methods), "--methods")
         return replace(
@@ -178,117 +148,191 @@ class Experiment:
             methods={name: self.methods[name] for name in methods} or self.methods,
         )
 
+    def _sort(self, data: str) -> str:
+        """Return the key in `MODELS`."""
+        return "images" if self.data[data].of_images else self.task
+
     def options(self, data: str) -> dict[str, Any]:
-        """The options of the model on a data set."""
-        classes = self.data[data].of_images or self.task == "classification"
-        defaults = {} if classes else _DEFAULTS.get(self.kind, {})
+        """Return the options of the model on a data set."""
+        defaults = _DEFAULTS.get((self._sort(data), self.kind), {})
         return {**defaults, **self.model, **self.data[data].model}
 
     def settings(self, data: str, method: str, simulation: Simulation) -> dict[str, Any]:
-        """All that decides the results of a method on a data set, for JSON."""
+        """Return all that decides the results of a method on a data set, for JSON."""
+        source, options = self.data[data], self.options(data)
+        # Defaults too: they may change from version to version.
+        instead = {name: options.get(name) for name in sorted(_INSTEAD[self._sort(data)])}
         given = simulation.model.get_params()
-        # Published images have their published split; those of a file of one's own may be split anew.
-        own_images = self.data[data].of_images and self.data[data].table not in IMAGES
-        return {
-            "data": asdict(self.data[data]),
+        given = {name: value for name, value in given.items() if name not in _NOT_OPTIONS}
+        settings: dict[str, Any] = {
+            "data": asdict(source),
             "checksum": checksum(np.asarray(torch.as_tensor(simulation.x).cpu()), simulation.y),
             "method": asdict(self.methods[method]),
-            # Defaults too: they may change from version to version.
-            "model": {
-                "kind": self.kind,
-                **{name: self.options(data).get(name) for name in self._instead(data)},
-                **{name: value for name, value in given.items() if name not in _NOT_OPTIONS},
-            },
+            "model": {"kind": self.kind, **instead, **given},
             "first": self.first,
             "batch": self.batch,
             "budget": self.budget,
             "test_share": self.test_share,
-            **({"num_test": simulation.num_test} if own_images else {}),
-            **({"task": self.task} if self.task == "classification" and not simulation.one_by_one else {}),
-            # Runs that do not go side by side are the same with more of them.
-            **({} if simulation.one_by_one else {"seeds": self.seeds}),
         }
-
-    def _instead(self, data: str) -> list[str]:
-        """Options that stand for modules."""
-        return sorted(_INSTEAD_FOR_IMAGES if self.data[data].of_images else _INSTEAD)
+        # Published images have their published split; those of a user's file may be split differently later.
+        if source.of_images and source.table not in IMAGES:
+            settings["num_test"] = simulation.num_test
+        if not simulation.one_by_one:
+            if self.task == "classification":
+                settings["task"] = self.task
+            settings["seeds"] = self.seeds  # runs that are trained side by side change with their number
+        return settings
 
     def simulation(self, data: str, folder: Path | None, device: str, workers: int) -> Simulation:
         """Load the data and make the model."""
-        source = self.data[data]
-        if source.of_images:
-            return self._on_images(data, folder, device)
-        table = load_table(source.table, folder, source.target)
-        classes = self.task == "classification"
-        if table.classes and not classes:
-            raise InputError(
-                f"column {table.target!r} of {source.table} holds words; to predict classes, write "
-                "task = 'classification' at the top of the experiment's file"
+        options = {**self.options(data), "device": device, "progress": False}
+        make = MODELS[self._sort(data)][self.kind]
+        if self.data[data].of_images:
+            images = load_images(self.data[data].table, folder)
+            return self._replay(
+                # Bytes, which all fit on a GPU.
+                torch.from_numpy(np.concatenate([images.x, images.test_x])).to(device),
+                np.concatenate([images.y, images.test_y]),
+                make(**_with_image_network(options)),
+                num_known=len(images.y),
+                num_test=len(images.test_y),
             )
-        options = self.options(data)
-        if "widths" in options:
-            widths = options.pop("widths")
-            if not isinstance(widths, list) or not all(isinstance(width, int) for width in widths):
-                raise InputError(f"widths is {widths!r}, expected a list of whole numbers such as [30, 30]")
-            options["network"] = partial(MLP, widths=tuple(widths))
-        model = (CLASSIFIERS if classes else MODELS)[self.kind](**options, device=device, progress=False)
-        return Simulation(
+        table = self._table(data, folder)
+        return self._replay(
             table.x,
             table.y.astype(int) if table.classes else table.y,
-            model,
-            first=len(table.x) - round(self.test_share * len(table.x)) if self.first == "all" else self.first,
-            batch=self.batch,
-            budget=self.budget,
+            make(**_with_network(options)),
+            num_known=len(table.x) - round(self.test_share * len(table.x)),
             test_share=self.test_share,
             workers=workers,
         )
 
-    def _on_images(self, data: str, folder: Path | None, device: str) -> Simulation:
-        images = load_images(self.data[data].table, folder)
-        options = self.options(data)
-        width, padding, flip = (options.pop(name, None) for name in ("width", "padding", "flip"))
-        options["network"] = partial(ResNet18, width=64 if width is None else width)
-        if padding or flip:
-            options["augment"] = Augment(padding or 0, bool(flip))
-        return Simulation(
-            # Bytes, which all fit on a GPU.
-            torch.from_numpy(np.concatenate([images.x, images.test_x])).to(device),
-            np.concatenate([images.y, images.test_y]),
-            IMAGE_MODELS[self.kind](**options, device=device, progress=False),
-            first=len(images.y) if self.first == "all" else self.first,
-            batch=self.batch,
-            budget=self.budget,
-            num_test=len(images.test_y),
-        )
+    def _replay(self, x: Any, y: Any, model: Any, *, num_known: int, **others: Any) -> Simulation:
+        first = num_known if self.first == "all" else self.first
+        return Simulation(x, y, model, first=first, batch=self.batch, budget=self.budget, **others)
+
+    def _table(self, data: str, folder: Path | None) -> Table:
+        source = self.data[data]
+        table = load_table(source.table, folder, source.target)
+        if table.classes and self.task == "regression":
+            raise InputError(
+                f"column {table.target!r} of {source.table} holds words; to predict classes, write "
+                "task = 'classification' at the top of the experiment's file"
+            )
+        return table
+
+
+def _with_network(options: dict[str, Any]) -> dict[str, Any]:
+    """Replace the widths of an `MLP` by one."""
+    if "widths" not in options:
+        return options
+    widths = options.pop("widths")
+    if not isinstance(widths, list) or not all(isinstance(width, int) for width in widths):
+        raise InputError(f"widths is {widths!r}, expected a list of integers such as [30, 30]")
+    return options | {"network": partial(MLP, widths=tuple(widths))}
+
+
+def _with_image_network(options: dict[str, Any]) -> dict[str, Any]:
+    """Replace the width of a `ResNet18` and the options of an `Augment` by these."""
+    width, padding, flip = options.pop("width", 64), options.pop("padding", 0), options.pop("flip", False)
+    if padding or flip:
+        options["augment"] = Augment(padding, flip)
+    return options | {"network": partial(ResNet18, width=width)}
+
+
+# The file.
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        described = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+    for name in ("data", "methods"):
+        _check_names(name, described.get(name, []))
+    for name in ("model", "method"):
+        _check_table(name, described.get(name, {}))
+    for name in ("data", "method"):
+        inner = described.get(name, {})
+        for key in inner if isinstance(inner, dict) else ():
+            _check_table(f"{name}.{key}", inner[key])
+    return described
+
+
+def _check_names(name: str, value: Any) -> None:
+    if isinstance(value, str) or (name == "data" and isinstance(value, dict)):
+        return
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise InputError(f"{name} is {value!r}, expected a name or a list of names")
+
+
+def _check_table(name: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise InputError(f"{name} is {value!r}, expected a table: options below a line [{name}]")
 
 
 def _by_name(data: Any) -> dict[str, dict[str, Any]]:
-    """``data = "yacht"``, a list of names, or tables ``[data.yacht]`` with options."""
-    if isinstance(data, str):
-        return {data: {}}
-    return {name: {} for name in data} if isinstance(data, list) else dict(data)
+    """Read ``data = "yacht"``, a list of names, or tables ``[data.yacht]`` with options."""
+    names = [data] if isinstance(data, str) else data
+    named = dict(names) if isinstance(names, dict) else {name: {} for name in names}
+    for name in named:
+        if Path(name).suffix and not Path(name).is_file():
+            raise InputError(f"there is no file {name!r}, seen from {Path.cwd()}")
+    return named
 
 
-def _check_kinds(described: Mapping[str, Any]) -> None:
-    """Raise where a value is of another kind than its key wants."""
-    for name in ("data", "methods"):
-        value = described.get(name, [])
-        good = isinstance(value, str) or (
-            isinstance(value, list) and all(isinstance(each, str) for each in value)
-        )
-        if not good and not (name == "data" and isinstance(value, dict)):
-            raise InputError(f"{name} is {value!r}, expected a name or a list of names")
-    tables = {"model": described.get("model", {}), "method": described.get("method", {})}
-    for name in ("data", "method"):
-        inner = described.get(name, {})
-        tables |= {f"{name}.{key}": value for key, value in inner.items()} if isinstance(inner, dict) else {}
-    for name, value in tables.items():
-        if not isinstance(value, dict):
-            raise InputError(f"{name} is {value!r}, expected a table: options below a line [{name}]")
+def _task(
+    path: Path, described: Mapping[str, Any], named: Iterable[str]
+) -> Literal["regression", "classification"] | None:
+    """Return what tables are for; ``None`` for images."""
+    kinds = {are_images(name) for name in named}
+    if len(kinds) > 1:
+        raise InputError(f"{path} has both images and tables; they need models of their own, and a file each")
+    if True not in kinds:
+        task: Literal["regression", "classification"] = described.get("task", "regression")
+        _check_words([task], {"classification", "regression"}, "task")
+        return task
+    if "test_share" in described:
+        raise InputError(f"{path}: images have a test set of their own; leave out test_share")
+    _check_words([described.get("task", "classification")], {"classification"}, "task")
+    return None
+
+
+def _sources(
+    named: Mapping[str, dict[str, Any]], sort: str, model: Mapping[str, Any], options: set[str]
+) -> dict[str, Source]:
+    """Read the data sets, by their names in the results."""
+    data: dict[str, Source] = {}
+    for name, source in named.items():
+        _check_words(source, {"model"} if sort == "images" else {"target", "model"}, f"[data.{name}]")
+        own = source.get("model", {})
+        _check_words(own, options, f"[data.{name}] model")
+        _check_values({**model, **own})
+        short = Path(name).stem
+        if short in data:
+            raise InputError(f"{data[short].table} and {name} would both be {short!r} in the results")
+        data[short] = Source(name, **source)
+    return data
+
+
+def _methods(described: Mapping[str, Any]) -> dict[str, Method]:
+    own = {}
+    for name, method in described.get("method", {}).items():
+        _check_words(method, {field.name for field in fields(Method)}, f"[method.{name}]")
+        own[name] = Method(**{"strategy": name, **method})
+    names = described.get("methods", list(own))
+    names = [names] if isinstance(names, str) else names
+    _check_words(names, {*own, *STRATEGIES}, "methods")
+    methods = {name: own.get(name, Method(name)) for name in names}
+    for method in methods.values():
+        method.resolved()  # raises for an unknown strategy or option
+    return methods
 
 
 def _check_values(model: Mapping[str, Any]) -> None:
-    """Raise where an option that stands for a module is of another kind than the module wants."""
+    """Raise where an option that stands for a module has the wrong type."""
     for name, least in (("width", 1), ("padding", 0)):
         check_integer(model.get(name, least), least, f"[model] {name}")
     check_switch(model.get("flip", True), "[model] flip")
@@ -297,6 +341,4 @@ def _check_values(model: Mapping[str, Any]) -> None:
 def _check_words(words: Iterable[str], known: set[str], where: str) -> None:
     for word in words:
         if word not in known:
-            near = difflib.get_close_matches(str(word), sorted(known), n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(known))}"
-            raise InputError(f"{where}: {word!r} is not known; {hint}")
+            raise InputError(f"{where}: {word!r} is not known; {suggestion(word, known)}")

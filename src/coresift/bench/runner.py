@@ -1,4 +1,4 @@
-"""The runner: all seeds of a method side by side; rounds are written down as they end, and not repeated."""
+"""Run experiments: all seeds of a method side by side; rounds are recorded as they end, and not repeated."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,9 +23,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 import coresift
 from coresift.bench.config import Experiment
 from coresift.bench.replay import Begun, Round, Simulation, State, step
+from coresift.bench.statistics import Estimate
 from coresift.bench.store import Log
 from coresift.progress import now_and_then
-from coresift.report.figures import standard_error
 from coresift.types import InputError
 
 try:
@@ -35,6 +37,7 @@ _STARTED = time.perf_counter()
 
 # One run of one method: its name and its seed.
 Run = tuple[str, int]
+Value = TypeVar("Value")
 
 
 def run_experiment(
@@ -51,28 +54,20 @@ def run_experiment(
 
     Parameters
     ----------
-    folder : where published tables lie.
+    folder : where published tables are.
     device : where networks are trained.
     workers : processes that evaluate and choose.
     together : train all methods side by side, not only the seeds of one: a GPU has room for that.
-    only_seed : one of the seeds, where they are not trained side by side. Processes can so share an
-        experiment, each with a folder of its own; files of one name may be joined end to end.
+    only_seed : one of the seeds, if they are not trained side by side. Processes can then share an
+        experiment, each with its own folder; files with the same name may be concatenated.
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"device is {device!r}, but torch finds no such device here; try 'cpu'")
     names = list(experiment.methods)
     beside, made = {"beside": sorted(names)} if together else {}, _made(device)
-    # All tables and files are looked at before the first long computation.
+    # All tables and files are checked before the first long computation.
     simulations = {data: experiment.simulation(data, folder, device, workers) for data in experiment.data}
-    seeds: Sequence[int] = range(experiment.seeds)
-    if only_seed is not None:
-        if only_seed not in seeds:
-            raise InputError(f"there is no seed {only_seed} among {experiment.seeds}, which start at 0")
-        if not all(simulation.one_by_one for simulation in simulations.values()):
-            raise InputError(
-                "seeds of these models are trained side by side, so there is no running one alone"
-            )
-        seeds = [only_seed]
+    seeds = _seeds(experiment, only_seed, simulations.values())
     with ExitStack() as locks:
         logs: dict[str, dict[str, Log]] = {}
         for data, simulation in simulations.items():
@@ -81,81 +76,98 @@ def run_experiment(
                 locks.enter_context(log.locked())
                 log.open({**experiment.settings(data, name, simulation), **beside}, made)
         for data, simulation in simulations.items():
-            groups = [logs[data]] if together else [{name: log} for name, log in logs[data].items()]
             begun: Begun = {}
-            for group in groups:
-                _run_group(experiment, seeds, data, simulation, group, begun, made)
+            for group in [names] if together else [[name] for name in names]:
+                runs = [(name, seed) for name in group for seed in seeds]
+                states = {run: simulation.begin(experiment.methods[run[0]], run[1]) for run in runs}
+                own = {name: logs[data][name] for name in group}
+                _Group(data, simulation, own, made).run(states, begun)
 
 
-def _run_group(
-    experiment: Experiment,
-    seeds: Sequence[int],
-    data: str,
-    simulation: Simulation,
-    logs: Mapping[str, Log],
-    begun: Begun,
-    made: Mapping[str, str],
-) -> None:
-    states: dict[Run, State] = {
-        (name, seed): simulation.begin(experiment.methods[name], seed) for name in logs for seed in seeds
-    }
-    side_by_side = [[run] for run in states] if simulation.one_by_one else [list(states)]
-    last = _recorded(logs, states, side_by_side, made)
-    with _display(data, list(logs), simulation) as show:
-        if last:
-            show(states, last)
-        for runs in side_by_side:
-            while alive := [run for run in runs if not states[run].done]:
-                after, turns = step(simulation, [states[run] for run in alive], begun)
-                found = dict(zip(alive, turns, strict=True))
-                for name, log in logs.items():
-                    log.append({seed: turn for (method, seed), turn in found.items() if method == name})
-                states |= dict(zip(alive, after, strict=True))
-                last |= found
+def _seeds(experiment: Experiment, only_seed: int | None, simulations: Iterable[Simulation]) -> Sequence[int]:
+    seeds = range(experiment.seeds)
+    if only_seed is None:
+        return seeds
+    if only_seed not in seeds:
+        raise InputError(f"there is no seed {only_seed} among {experiment.seeds}, which start at 0")
+    if not all(simulation.one_by_one for simulation in simulations):
+        raise InputError("seeds of these models are trained side by side, so one cannot run alone")
+    return [only_seed]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Runs on one data set whose models are trained in one computation, with the logs of their methods."""
+
+    data: str
+    simulation: Simulation
+    logs: Mapping[str, Log]
+    made: Mapping[str, str]
+
+    def run(self, states: dict[Run, State], begun: Begun) -> None:
+        """Continue the runs from what is recorded, and record each turn."""
+        side_by_side = [[run] for run in states] if self.simulation.one_by_one else [list(states)]
+        last = self._resume(states, side_by_side)
+        with _display(self.data, list(self.logs), self.simulation) as show:
+            if last:
                 show(states, last)
+            for runs in side_by_side:
+                while alive := [run for run in runs if not states[run].done]:
+                    after, turns = step(self.simulation, [states[run] for run in alive], begun)
+                    found = dict(zip(alive, turns, strict=True))
+                    for name, log in self.logs.items():
+                        log.append(_of_method(name, found))
+                    states |= dict(zip(alive, after, strict=True))
+                    last |= found
+                    show(states, last)
+
+    def _resume(self, states: dict[Run, State], side_by_side: Sequence[Sequence[Run]]) -> dict[Run, Round]:
+        """Move the states through the recorded turns; returns the last round of each run.
+
+        A turn counts if all runs that go side by side have it; what is beyond is dropped.
+        """
+        kept = {
+            (name, seed): rounds for name, log in self.logs.items() for seed, rounds in log.rounds().items()
+        }
+        for runs in side_by_side:
+            turn = 0
+            while alive := [run for run in runs if not states[run].done]:
+                if not all(turn < len(kept.get(run, [])) for run in alive):
+                    break
+                for run in alive:
+                    self._check(run, states[run], kept[run][turn])
+                    states[run] = states[run].after(kept[run][turn])
+                turn += 1
+            kept |= {run: kept.get(run, [])[:turn] for run in runs}
+        for name, log in self.logs.items():
+            unfinished = any(not state.done for state in _of_method(name, states).values())
+            log.cut(_of_method(name, kept), self.made if unfinished else None)
+        return {run: kept[run][-1] for run in states if kept[run]}
+
+    def _check(self, run: Run, state: State, found: Round) -> None:
+        if (found.fits, found.labels) != (state.fits, len(state.labelled)):
+            raise InputError(
+                f"{self.logs[run[0]].path} is damaged: seed {run[1]} has fit {found.fits} with "
+                f"{found.labels} labels after {state.fits} fits and {len(state.labelled)} labels; "
+                "remove that file"
+            )
 
 
-def _recorded(
-    logs: Mapping[str, Log],
-    states: dict[Run, State],
-    side_by_side: Sequence[Sequence[Run]],
-    made: Mapping[str, str],
-) -> dict[Run, Round]:
-    """Move the states through the turns that are written down for all runs that go side by side, and drop
-    what is beyond; the last round of each run.
-    """
-    kept = {(name, seed): rounds for name, log in logs.items() for seed, rounds in log.rounds().items()}
-    for runs in side_by_side:
-        written = {run: kept.get(run, []) for run in runs}
-        turn = 0
-        while alive := [run for run in runs if not states[run].done]:
-            if not all(turn < len(written[run]) for run in alive):
-                break
-            for run in alive:
-                state, found = states[run], written[run][turn]
-                if (found.fits, found.labels) != (state.fits, len(state.labelled)):
-                    raise InputError(
-                        f"{logs[run[0]].path} is damaged: seed {run[1]} has fit {found.fits} with "
-                        f"{found.labels} labels after {state.fits} fits and {len(state.labelled)} labels; "
-                        "remove that file"
-                    )
-                states[run] = state.after(found)
-            turn += 1
-        kept |= {run: written[run][:turn] for run in runs}
-    for name, log in logs.items():
-        going_on = any(not state.done for (method, _), state in states.items() if method == name)
-        own = {seed: rounds for (method, seed), rounds in kept.items() if method == name}
-        log.cut(own, made if going_on else None)
-    return {run: kept[run][-1] for run in states if kept[run]}
+def _of_method(name: str, values: Mapping[Run, Value]) -> dict[int, Value]:
+    """Select the runs of one method: seed -> value."""
+    return {seed: value for (method, seed), value in values.items() if method == name}
+
+
+# What is shown meanwhile.
 
 
 @contextmanager
 def _display(
     data: str, names: Sequence[str], simulation: Simulation
 ) -> Iterator[Callable[[Mapping[Run, State], Mapping[Run, Round]], None]]:
-    """A bar for each method, by labels bought, with its latest RMSE or accuracy and the time left.
+    """Show a bar for each method, by labels bought, with its latest RMSE or accuracy and the time left.
 
-    Where nobody watches there is a line at each method's end and, now and then, on the one furthest behind.
+    Without a terminal there is a line at the end of each method and, now and then, one on the slowest.
     """
     console = Console(stderr=True)
     columns = (
@@ -176,35 +188,41 @@ def _display(
         say_sometimes = now_and_then(say)
 
         def show(states: Mapping[Run, State], last: Mapping[Run, Round]) -> None:
-            going: list[tuple[float, str]] = []
+            slowest: list[tuple[float, str]] = []
             for name, task in tasks.items():
-                mine = [run for run in states if run[0] == name]
-                if not any(run in last for run in mine):
+                rounds, own = _of_method(name, last), list(_of_method(name, states).values())
+                if not rounds:
                     continue
-                bought = float(np.mean([len(states[run].labelled) for run in mine])) - simulation.first
-                done = all(states[run].done for run in mine)
-                errors = np.array([last[run].error for run in mine if run in last])
-                spread = f" ± {standard_error(errors):.3f}" if len(errors) > 1 else ""
-                classes = any(last[run].accuracy is not None for run in mine if run in last)
-                measured = f"accuracy {1 - errors.mean():.3f}" if classes else f"RMSE {errors.mean():.3f}"
-                learned = np.mean([last[run].labels for run in mine if run in last])  # not what came in since
-                latest = f"{learned:.0f} labels, {measured}{spread}"
-                # The last fit counts as much as a batch.
-                share = (bought + simulation.batch * done) / (simulation.budget + simulation.batch)
-                progress.update(task, completed=share, latest=latest)
-                if not done:
-                    going.append((share, f"{data} {name}: {share:.0%}, {latest}"))
+                part, latest = _part_done(simulation, own), _latest([*rounds.values()])
+                progress.update(task, completed=part, latest=latest)
+                if not all(state.done for state in own):
+                    slowest.append((part, f"{data} {name}: {part:.0%}, {latest}"))
                 elif name not in finished:
                     finished.add(name)
-                    say(f"{data} {name}: {len(mine)} seeds, {latest}")
-            if going:
-                say_sometimes(min(going)[1])
+                    say(f"{data} {name}: {len(own)} seeds, {latest}")
+            if slowest:
+                say_sometimes(min(slowest)[1])
 
         yield show
 
 
+def _part_done(simulation: Simulation, states: Sequence[State]) -> float:
+    """Return which part of a method is done; the last fit counts as much as a batch."""
+    bought = float(np.mean([len(state.labelled) for state in states])) - simulation.first
+    done = all(state.done for state in states)
+    return (bought + simulation.batch * done) / (simulation.budget + simulation.batch)
+
+
+def _latest(rounds: Sequence[Round]) -> str:
+    """Describe the last round of each run: labels learned, and RMSE or accuracy."""
+    errors = np.array([turn.error for turn in rounds])
+    classes = any(turn.accuracy is not None for turn in rounds)
+    measured = f"accuracy {Estimate.over(1 - errors):.3f}" if classes else f"RMSE {Estimate.over(errors):.3f}"
+    return f"{np.mean([turn.labels for turn in rounds]):.0f} labels, {measured}"
+
+
 def resources_used() -> str:
-    """The time since the program began and the most memory it held, without its workers'."""
+    """Describe the time since the program began and its peak memory, without that of its workers."""
     words = f"{time.perf_counter() - _STARTED:.0f} s"
     if resource is not None:
         largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -215,7 +233,7 @@ def resources_used() -> str:
 
 
 def _made(device: str) -> dict[str, str]:
-    """Where results come from, for whoever reads them later."""
+    """Say where results come from, for later readers."""
     made = {
         "command": shlex.join(["coresift", *sys.argv[1:]]),
         "coresift": coresift.__version__,
@@ -228,7 +246,7 @@ def _made(device: str) -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """The commit that is checked out, where there is one; a bare copy can say it in CORESIFT_COMMIT."""
+    """Return the commit that is checked out, if there is one; a copy without git can set CORESIFT_COMMIT."""
     git = shutil.which("git")
 
     def ask(*words: str) -> str:
@@ -238,5 +256,5 @@ def _commit() -> str | None:
         found = subprocess.run([git, *words], cwd=where, capture_output=True, text=True, check=False)
         return found.stdout.strip()
 
-    # Installed inside somebody's repository, the package is not part of its history.
+    # A package installed inside another repository is not part of its history.
     return ask("describe", "--always", "--dirty") or None if ask("ls-files", __file__) else None

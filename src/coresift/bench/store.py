@@ -1,6 +1,4 @@
-"""The record of experiments: rounds appended as they finish, one file for each data set and method; and all
-of them packed into one.
-"""
+"""Record experiments: a file of rounds for each data set and method, and all of them packed into one."""
 
 from __future__ import annotations
 
@@ -24,9 +22,18 @@ from coresift.types import InputError
 
 PACKED = "rounds.parquet"
 
-# How the lines begin that say where rounds come from, and the place of that in a packed file.
+# The beginning of lines that say where rounds come from, and the key of that in a packed file.
 _HEADER = '{"settings"'
 _ORIGINS = b"coresift"
+
+_TEXT, _INTEGER, _NUMBER = pa.dictionary(pa.int16(), pa.string()), pa.int32(), pa.float64()
+_COLUMNS = {
+    **dict.fromkeys(("data", "method"), _TEXT),
+    **dict.fromkeys(("seed", "fits", "labels", "guessed"), _INTEGER),
+    **dict.fromkeys(("rmse", "accuracy", "log_density", "calibration_error"), _NUMBER),
+    **dict.fromkeys(("fit_seconds", "select_seconds"), _NUMBER),
+    "chosen": pa.list_(_INTEGER),
+}
 
 
 @dataclass(frozen=True)
@@ -43,13 +50,18 @@ class Record:
         """Whether all labels are bought and learned."""
         return not self.rounds[-1].chosen
 
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Which run it is."""
+        return self.data, self.method, self.seed
+
 
 @dataclass(frozen=True)
 class Log:
-    """The rounds of all seeds of one method on one data set, in JSON lines, after one on how they came.
+    """The rounds of all seeds of one method on one data set, as JSON lines after a header with their origin.
 
-    A line is written whole or not at all: what a killed run left of its last line is dropped. Files of
-    different seeds may be joined end to end.
+    A line is written whole or not at all: an unfinished last line of a killed run is dropped. Files of
+    different seeds may be concatenated.
 
     Attributes
     ----------
@@ -59,7 +71,7 @@ class Log:
     path: Path
 
     def open(self, settings: Mapping[str, Any], made: Mapping[str, str] | None = None) -> None:
-        """Begin the file, or check that the rounds that are there were made with the same settings.
+        """Begin the file, or check that its rounds were made with the same settings.
 
         Parameters
         ----------
@@ -79,7 +91,7 @@ class Log:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes away; the lock goes with this process, however it ends."""
+        """Keep other processes away; the lock ends with this process, however it ends."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = self.path.with_name(f".{self.path.stem}.lock")
         try:
@@ -92,64 +104,66 @@ class Log:
             raise InputError(f"another process is writing to {self.path}; wait for it, or end it") from None
 
     def settings(self) -> dict[str, Any]:
-        """All that decided the results."""
+        """Return all that decided the results."""
         first, *others = (line["settings"] for line in self._lines(_HEADER))
         if any(other != first for other in others):
             raise InputError(f"{self.path} is joined from files that were made with different settings")
-        found: dict[str, Any] = first
-        return found
+        return dict(first)
 
     def made(self) -> list[dict[str, str]]:
-        """Where the results come from: the run that began them, and those that went on."""
-        return [each for line in self._lines(_HEADER) for each in line["made"]]
+        """Return where the results come from: the run that began them, and those that continued."""
+        return [one for line in self._lines(_HEADER) for one in line["made"]]
 
     def rounds(self) -> dict[int, list[Round]]:
-        """The rounds of each seed, in order."""
-        found: dict[int, list[Round]] = {}
+        """Return the rounds of each seed, in order."""
+        rounds: dict[int, list[Round]] = {}
         for line in self._lines():
-            if "settings" in line:
-                continue
-            try:
-                seed, turn = line.pop("seed"), _round(line)
-            except (KeyError, TypeError):
-                raise InputError(f"{self.path} holds something else than rounds of experiments") from None
-            turns = found.setdefault(seed, [])
-            if turns and turn.fits <= turns[-1].fits:
-                raise InputError(
-                    f"{self.path} is damaged, or joined from files that share a seed: seed {seed} has fit "
-                    f"{turn.fits} after fit {turns[-1].fits}; remove that file"
-                )
-            turns.append(turn)
-        return found
+            if "settings" not in line:
+                seed, turn = self._parsed(line)
+                rounds.setdefault(seed, []).append(turn)
+        for seed, turns in rounds.items():
+            for before, turn in pairwise(turns):
+                if turn.fits <= before.fits:
+                    raise InputError(
+                        f"{self.path} is damaged, or joined from files that share a seed: seed {seed} has "
+                        f"fit {turn.fits} after fit {before.fits}; remove that file"
+                    )
+        return rounds
+
+    def _parsed(self, line: dict[str, Any]) -> tuple[int, Round]:
+        try:
+            return line.pop("seed"), _round(line)
+        except (KeyError, TypeError):
+            raise InputError(f"{self.path} holds something else than rounds of experiments") from None
 
     def append(self, rounds: Mapping[int, Round]) -> None:
         """Write a round of each seed, through to the disk."""
-        text = "".join(json.dumps({"seed": seed, **_described(turn)}) + "\n" for seed, turn in rounds.items())
+        text = "".join(json.dumps(_described(seed, turn)) + "\n" for seed, turn in rounds.items())
         with self.path.open("a", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
 
     def cut(self, rounds: Mapping[int, Sequence[Round]], made: Mapping[str, str] | None = None) -> None:
-        """Keep these rounds only: what a killed run wrote of an unfinished turn is done again.
+        """Keep only these rounds: a turn that a killed run did not finish is repeated.
 
         Parameters
         ----------
         made : where further rounds will come from.
         """
-        longest = max((len(each) for each in rounds.values()), default=0)
+        longest = max(map(len, rounds.values()), default=0)
         kept = [
-            {"seed": seed, **_described(each[turn])}
-            for turn in range(longest)
-            for seed, each in rounds.items()
-            if turn < len(each)
+            _described(seed, turns[number])
+            for number in range(longest)
+            for seed, turns in rounds.items()
+            if number < len(turns)
         ]
         before = self.made()
         after = [*before, made] if made is not None and made not in before else before
         self._replace([{"settings": self.settings(), "made": after}, *kept])
 
     def _lines(self, start: str = "") -> Iterator[dict[str, Any]]:
-        """Those that begin so."""
+        """Read the lines that begin with ``start``."""
         with self.path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if line.startswith(start) and line.endswith("\n"):  # else the run was killed while it wrote
@@ -157,18 +171,18 @@ class Log:
                         yield json.loads(line)
                     except json.JSONDecodeError:
                         raise InputError(
-                            f"line {number} of {self.path} is damaged; if files were joined, go on with the "
+                            f"line {number} of {self.path} is damaged; if files were joined, continue the "
                             "unfinished one first, so that its last line is whole"
                         ) from None
 
     def _replace(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Write the whole file anew; whoever looks sees the old one or the new one."""
+        """Write the whole file; readers see the old one or the new one."""
         write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 @dataclass(frozen=True)
 class Origin:
-    """How the runs of one method on one data set came about: the settings, and what made them."""
+    """How the runs of one method on one data set were made: the settings, and the commands and versions."""
 
     settings: dict[str, Any]
     made: list[dict[str, str]]
@@ -178,9 +192,9 @@ Origins: TypeAlias = dict[tuple[str, str], Origin]
 
 
 def read(folder: Path) -> tuple[list[Record], Origins]:
-    """All runs recorded in a folder, by data set, method and seed, and where they come from.
+    """Read all runs recorded in a folder, by data set, method and seed, and where they come from.
 
-    They are in its logs, DATA/METHOD.jsonl, or else in the file that `pack` made of them.
+    They are in logs, DATA/METHOD.jsonl, or in the file that `pack` made of them.
     """
     logs = {(path.parent.name, path.stem): Log(path) for path in sorted(folder.glob("*/*.jsonl"))}
     if logs:
@@ -198,46 +212,34 @@ def read(folder: Path) -> tuple[list[Record], Origins]:
 def pack(records: Sequence[Record], origins: Origins, path: Path) -> None:
     """Write all rounds of all runs, finished or not, as one Parquet file.
 
-    A file that is there is replaced, unless it has runs that would then be nowhere.
+    An existing file is replaced, unless it has runs that would be lost.
     """
-    kept = _unpack(path)[0] if path.exists() else []
-    done = {(record.data, record.method, record.seed): record.done for record in records}
-    # Less than a finished run is an unfinished one, and less than either is none.
-    lost = [one for one in kept if one.done > done.get((one.data, one.method, one.seed), -1)]
-    if lost:
-        names = ", ".join(dict.fromkeys(f"{one.method} on {one.data}" for one in lost))
-        raise InputError(
-            f"{path} has runs of {names} that would be lost if it were written anew; "
-            "name another folder with --out, or move that file away"
-        )
-    name, count, number = pa.dictionary(pa.int16(), pa.string()), pa.int32(), pa.float64()
-    columns = {
-        "data": name,
-        "method": name,
-        "seed": count,
-        "fits": count,
-        "labels": count,
-        "guessed": count,
-        "rmse": number,
-        "accuracy": number,
-        "log_density": number,
-        "calibration_error": number,
-        "fit_seconds": number,
-        "select_seconds": number,
-        "chosen": pa.list_(count),
-    }
+    if path.exists():
+        _check_kept(records, path)
     rows = [{**vars(record), **vars(turn)} for record in records for turn in record.rounds]
-    arrays = {name: pa.array([row[name] for row in rows], type=kind) for name, kind in columns.items()}
+    arrays = {name: pa.array([row[name] for row in rows], type=kind) for name, kind in _COLUMNS.items()}
     described = json.dumps([[*name, asdict(origin)] for name, origin in origins.items()])
     table = pa.table(arrays).replace_schema_metadata({_ORIGINS: described})
     with replacing(path) as file:  # the old one may be all there is of these rounds
         pq.write_table(table, file, compression="zstd")
 
 
-def _unpack(path: Path) -> tuple[list[Record], Origins]:
-    """What `pack` was given, but for the guesses of imputed labels.
+def _check_kept(records: Sequence[Record], path: Path) -> None:
+    """Raise if a packed file has runs that are missing in the records, or that are finished only there."""
+    done = {record.key: record.done for record in records}
+    lost = [record for record in _unpack(path)[0] if record.done > done.get(record.key, -1)]
+    if lost:
+        names = ", ".join(dict.fromkeys(f"{record.method} on {record.data}" for record in lost))
+        raise InputError(
+            f"{path} has runs of {names} that would be lost if it were replaced; "
+            "name another folder with --out, or move that file away"
+        )
 
-    Of a run that stopped amid a batch of those, the last round seems to have bought what it had chosen.
+
+def _unpack(path: Path) -> tuple[list[Record], Origins]:
+    """Read what `pack` was given, except for pseudo-labels.
+
+    If a run stopped within an imputed batch, its last round seems to have bought what it had chosen.
     """
     try:
         table = pq.read_table(path)
@@ -247,37 +249,36 @@ def _unpack(path: Path) -> tuple[list[Record], Origins]:
         raise InputError(f"{path} holds no rounds of experiments: it has no column {missing[0]!r}")
     described = json.loads((table.schema.metadata or {}).get(_ORIGINS, b"[]"))
     origins = {(data, method): Origin(**origin) for data, method, origin in described}
-    whose, records = ("data", "method", "seed"), []
-    turns = table.drop_columns(whose).to_pylist()
-    runs = table.select(whose).to_pylist()
-    for run in runs:
-        _check_name(run["data"], path)
-    for run, group in groupby(zip(runs, turns, strict=True), lambda pair: pair[0]):
-        records.append(Record(**run, rounds=_with_purchases([_round(turn) for _, turn in group])))
-    return records, origins
+    key = ("data", "method", "seed")
+    runs, turns = table.select(key).to_pylist(), table.drop_columns(key).to_pylist()
+    for name in {run["data"] for run in runs}:
+        _check_name(name, path)
+    groups = groupby(zip(runs, turns, strict=True), lambda pair: pair[0])
+    return [
+        Record(**run, rounds=_with_purchases([_round(turn) for _, turn in group])) for run, group in groups
+    ], origins
 
 
 def _check_name(name: Any, path: Path) -> None:
-    """Raise for the name of a data set that no file can have: figures are named by it."""
+    """Raise for a name of a data set that no file can have: figures are named by it."""
     if not isinstance(name, str) or not name.isprintable() or name in ("", ".", "..") or {*name} & {*"/\\:"}:
         raise InputError(f"{path} holds no rounds of experiments: {name!r} cannot be a data set's name")
 
 
 def _with_purchases(rounds: Sequence[Round]) -> tuple[Round, ...]:
-    """Rounds as they were, from what had been chosen and how many labels there were then."""
-    found: list[Round] = []
-    waiting: tuple[int, ...] = ()
-    for turn, after in pairwise([*rounds, None]):
-        assert turn is not None
-        waiting += turn.chosen
-        bought = after is None or after.labels > turn.labels
-        found.append(replace(turn, bought=waiting if bought else ()))
-        waiting = () if bought else waiting
-    return tuple(found)
+    """Restore what was bought, from what was chosen and the number of labels."""
+    restored: list[Round] = []
+    chosen: tuple[int, ...] = ()
+    for turn, labels_after in zip(rounds, [*(turn.labels for turn in rounds[1:]), None], strict=True):
+        chosen += turn.chosen
+        bought = labels_after is None or labels_after > turn.labels
+        restored.append(replace(turn, bought=chosen if bought else ()))
+        chosen = () if bought else chosen
+    return tuple(restored)
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    """What differs, in words: ``model.epochs 2, now 3``."""
+    """Describe differences, such as ``model.epochs 2, now 3``."""
     for name in sorted({*before, *now}):
         old, new = before.get(name), now.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -286,9 +287,10 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], within: str = ""
             yield f"{within}{name} {reprlib.repr(old)}, now {reprlib.repr(new)}"
 
 
-def _described(turn: Round) -> dict[str, Any]:
-    """Without empty entries, so that a line stays short."""
-    return {name: value for name, value in asdict(turn).items() if not (value is None or value == ())}
+def _described(seed: int, turn: Round) -> dict[str, Any]:
+    """Describe a round for JSON, without empty entries, so that a line stays short."""
+    entries = {name: value for name, value in asdict(turn).items() if not (value is None or value == ())}
+    return {"seed": seed, **entries}
 
 
 def _round(described: dict[str, Any]) -> Round:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import zipfile
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from coresift.bench.data.image_files import (
     read_sheets,
     reading,
 )
-from coresift.types import InputError
+from coresift.errors import InputError, suggestion
 
 SHEETS = Form(("train_labels.npy", "test_labels.npy", "train_00.webp", "test_00.webp"), read_sheets)
 CIFAR_BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
@@ -151,9 +150,7 @@ def load_images(name_or_path: str | Path, folder: str | Path | None = None) -> I
     if name not in IMAGES and Path(name).is_file():
         return _read_own(Path(name))
     if name not in IMAGES:
-        near = difflib.get_close_matches(name.lower(), IMAGES)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(IMAGES)}"
-        raise InputError(f"there is no image set or file {name!r}; {hint}")
+        raise InputError(f"there is no image set or file {name!r}; {suggestion(name, IMAGES)}")
     source = IMAGES[name]
     form, paths = _find(name, source, Path(folder or os.environ.get("CORESIFT_DATA") or "data"))
     arrays = form.read(paths, source.shape)

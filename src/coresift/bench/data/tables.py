@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from coresift.bench.data.generated import generated_year
 from coresift.bench.data.readers import Numbers, Table, read_npz, read_own, read_spaced, read_year
-from coresift.types import InputError
+from coresift.errors import InputError, suggestion
 
 
 @dataclass(frozen=True)
@@ -134,9 +133,7 @@ def load_table(
         return generated_year()
     if Path(name).is_file():
         return read_own(Path(name), target)
-    near = difflib.get_close_matches(name.lower(), published)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(published)}"
-    raise InputError(f"there is no table or file {name!r}; {hint}")
+    raise InputError(f"there is no table or file {name!r}; {suggestion(name, published)}")
 
 
 def checksum(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> str:
