@@ -250,19 +250,16 @@ class VectorDistances(CentreDistances):
         rounded, number, rivals = new.distances(vectors, squares)
         margin = new.error + new.largest_error
         gain = rounded - nearest
-        index = where(gain, operator.lt, margin)
-        if len(index) == 0:
-            return
-        clear = gain[index] < -margin
+        index = where(gain, operator.lt, -margin)
+        unclear = where(gain.abs_(), operator.le, margin)
         if rivals is not None:
-            clear &= rivals[index] == 1
-        unclear = index[~clear]
-        index = index[clear]
+            alone = rivals[index] == 1
+            unclear, index = torch.cat([unclear, index[~alone]]), index[alone]
         number = None if number is None else number[index]
         if self._exact:
             distances = self._between(vectors, index, new.first if number is None else new.first + number)
         else:
-            distances = rounded[index].float()
+            distances = rounded.index_select(0, index).float()
         self._move(nearest, owner, index, distances, new.first if number is None else new.first + number)
         if len(unclear):
             self._decide(new, vectors, nearest, owner, unclear)
@@ -295,10 +292,12 @@ class VectorDistances(CentreDistances):
         self, nearest: Tensor, owner: Tensor, index: Tensor, distances: Tensor, number: Tensor | int
     ) -> None:
         """Points (c,) change hands, to the centres ``number``."""
-        size, before = len(self._sums), nearest[index].double()
-        if bool(torch.isfinite(before[:1]).all()):  # not at the very first
-            former = owner[index]
-            self._sums -= torch.bincount(former, before, size).cpu()
+        if len(index) == 0:
+            return
+        size, before = len(self._sums), nearest.index_select(0, index)
+        if math.isfinite(float(before[0])):  # not at the very first
+            former = owner.index_select(0, index)
+            self._sums -= torch.bincount(former, before.double(), size).cpu()
             self._counts -= torch.bincount(former, minlength=size).cpu()
         nearest.index_copy_(0, index, distances)
         if isinstance(number, int):
