@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+LINUX = sys_platform == "linux" and platform_machine == "x86_64"
 
 .PHONY: install demo test check format bench lock label-studio clean
 
@@ -46,9 +47,10 @@ format: install
 bench: install
 	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
 
-# Write the pins anew from what is installed now, and the hashes of their files.
+# Write the pins anew from what is installed now, and the hashes of their files. Triton has wheels for Linux
+# only; its version must be the one that torch with CUDA asks for.
 lock: install
-	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu//; /^\(nvidia-\|cuda-\|triton\)/d' | sort -f > constraints.txt
+	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu//; /^\(nvidia-\|cuda-\)/d; /^triton/s/$$/; $(LINUX)/' | sort -f > constraints.txt
 	$(BIN)/python .ci/lock.py constraints.txt hashes.txt hashes-cpu.txt
 
 clean:

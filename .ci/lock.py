@@ -1,9 +1,10 @@
 """Write the hashes of pinned packages: ``lock.py constraints.txt hashes.txt hashes-cpu.txt``.
 
 The first result is for ``pip install --no-deps --require-hashes -r hashes.txt``, on any platform with wheels
-for Python 3.11 or later. A release without such a wheel gets the hash of its source. The second is for local
-versions that pip takes here: torch without CUDA, ``2.13.0+cpu`` for the pin ``2.13.0``. They are apart since
-of all files with a hash that is allowed, pip takes one from its index.
+for Python 3.11 or later. A release without such a wheel gets the hash of its source. A pin may have a marker,
+after a semicolon, for the platforms where it is installed. The second result is for local versions that pip
+takes here: torch without CUDA, ``2.13.0+cpu`` for the pin ``2.13.0``. They are apart since of all files with
+a hash that is allowed, pip takes one from its index.
 """
 
 from __future__ import annotations
@@ -39,9 +40,19 @@ def is_used(tag: Tag) -> bool:
     return python[1] == "py" or tag.abi == "abi3" or int(python[2] or 0) >= 11
 
 
+def name_and_version(pin: str) -> tuple[str, str]:
+    """Split a pin, and leave out its marker.
+
+    >>> name_and_version('triton==3.7.1; sys_platform == "linux"')
+    ('triton', '3.7.1')
+    """
+    name, _, version = pin.partition(";")[0].partition("==")
+    return name.strip(), version.strip()
+
+
 def published(pin: str, index: str) -> set[str]:
     """Return the SHA-256 of each file of a release that may be installed."""
-    name, version = pin.split("==")
+    name, version = name_and_version(pin)
     with urlopen(f"{index.rstrip('/')}/{canonicalize_name(name)}/", timeout=120) as answer:
         links = re.findall(r'([^/"]+)#sha256=([0-9a-f]{64})', answer.read().decode())
     wheels, sources = set(), set()
@@ -75,12 +86,14 @@ def line(pin: str, hashes: set[str]) -> str:
 
 def main(pins: str, out: str, out_local: str) -> None:
     """Read pins from one file, and write them with hashes to the others."""
-    names, index, here = Path(pins).read_text().split(), index_url(), taken_here(pins)
+    lines, index, here = Path(pins).read_text().splitlines(), index_url(), taken_here(pins)
     with ThreadPoolExecutor(8) as pool:
-        everywhere = dict(zip(names, pool.map(lambda pin: published(pin, index), names), strict=True))
+        everywhere = dict(zip(lines, pool.map(lambda pin: published(pin, index), lines), strict=True))
     local = []
     for pin, hashes in everywhere.items():
-        name = pin.split("==")[0]
+        name = name_and_version(pin)[0]
+        if canonicalize_name(name) not in here:  # its marker is for other platforms
+            continue
         version, digest = here[canonicalize_name(name)]
         if "+" in version:
             local.append(line(f"{name}=={version}", {digest}))

@@ -1,314 +1,262 @@
-"""Selection loops on the GPU: steps a second, and the share of the memory's read bandwidth they reach.
+"""Selection on a GPU: the share of the memory's read bandwidth that scans reach, and microseconds a step.
 
-Usage: PYTHONPATH=src python benchmarks/gpu.py results.json [--sweep]
+Usage: PYTHONPATH=src python benchmarks/gpu.py [results.json] [--sweep] [--tiny]
 
 Each section stands alone: one that fails prints why, and the others go on. ``--sweep`` also tries other
-layouts of the scan. Vectors are random, and larger than the caches unless said otherwise.
+layouts of the scan. ``--tiny`` only shows that the script runs: on a few points, without a GPU if
+TRITON_INTERPRET=1 is set.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coresift.search.cuda import CentreSteps, Foreseen, FrankWolfeSteps, Layout
+from coresift.search.base import Engine, register_engine
+from coresift.search.cpu import VectorDistances, VectorSearch
+from coresift.search.cuda import CudaDistances, CudaSearch, Layout
+from coresift.search.kernels import recorded
+from coresift.selectors import GIGA, LCMD, FrankWolfe, KCenter, KMeansPlusPlus, Selector, distance
+from coresift.selectors.sparse import Target
+from coresift.spaces import Space, VectorSpace
+from coresift.spaces.base import norm_sum
 
-DEVICE = torch.device("cuda")
-LARGE = 10_000_000
+TINY = "--tiny" in sys.argv
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+LARGE, MEDIUM, STEPS = (3000, 1000, 3) if TINY else (10_000_000, 400_000, 512)
+GOES = 1 if TINY else 3
 rows: list[dict[str, Any]] = []
-# Milliseconds a Frank-Wolfe step by (N, J), and read bandwidth in GB/s: what later sections compare with.
-step_time: dict[tuple[int, int], float] = {}
-read_rate = float("nan")
+read_rate = float("nan")  # GB/s
 
 
-def show(what: str, milliseconds: float, size: float = 0.0, **more: Any) -> None:
-    """One line of the table; ``size`` is what has to be read at least, in bytes."""
-    rate = size / milliseconds / 1e6
-    row = {
-        "what": what,
-        "ms": milliseconds,
-        "GB/s": rate,
-        "share": rate / read_rate if size else None,
-        **more,
-    }
+def show(what: str, microseconds: float, size: float = 0.0, **more: Any) -> None:
+    """Print one line of the table; ``size`` is what has to be read at least, in bytes."""
+    rate = size / microseconds / 1e3
+    row: dict[str, Any] = {"what": what, "microseconds": microseconds, **more}
+    text = f"{what:<52}{microseconds:11.2f} us"
+    if size:
+        row |= {"GB/s": rate, "share": rate / read_rate}
+        text += f"{rate:8.0f} GB/s {rate / read_rate:7.1%}"
     rows.append(row)
-    text = f"{what:<58}{milliseconds:10.4f} ms"
-    text += f"{rate:9.0f} GB/s {rate / read_rate:7.1%}" if size else ""
     print(text, *(f" {key}={value}" for key, value in more.items()), flush=True)
 
 
-def timed(action: Callable[[], Any], times: int = 1) -> float:
-    """Milliseconds an action takes, the best of three goes at ``times`` times; first once to warm up."""
-    action()
+def wait() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(action: Callable[..., Any], *arguments: Any, times: int = 1) -> float:
+    """Microseconds an action takes, the best of some goes at ``times`` times; first once to warm up."""
+    action(*arguments)
     best = float("inf")
-    for _ in range(3):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        start.record()
-        for _ in range(times):
-            action()
-        end.record()
-        torch.cuda.synchronize()
-        best = min(best, start.elapsed_time(end) / times)
-    return best
-
-
-def draw(height: int, size: int, offset: float = 16.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Vectors (J, N) float32, squared norms (N,) float64 and scale (N,) float32.
-
-    Far from the origin, in a narrow cone: Frank-Wolfe then takes more than a thousand steps to the sum.
-    """
-    generator = torch.Generator(DEVICE).manual_seed(0)
-    vectors = torch.randn(height, size, device=DEVICE, generator=generator).add_(offset)
-    squares = torch.zeros(size, dtype=torch.float64, device=DEVICE)
-    for row in vectors:
-        squares += row.double().square_()
-    return vectors, squares, squares.rsqrt().float()
-
-
-def frank_wolfe(vectors: Tensor, squares: Tensor, scale: Tensor, **options: Any) -> Callable[[int], Foreseen]:
-    """Runs of so many steps from w = 0; no point twice and no tolerance, so that none ends early."""
-    open_scale = scale.clone()
-    engine = FrankWolfeSteps(vectors, scale.clone(), **options)
-    target = torch.stack([row.double().sum() for row in vectors])
-    sigma, nothing = float(squares.sqrt().sum()), torch.zeros_like(target)
-
-    def run(steps: int) -> Foreseen:
-        engine.scale.copy_(open_scale)
-        return engine.run(target, nothing, 0.0, 0.0, sigma, steps, close=True, tolerance=-1.0)
-
-    return run
-
-
-def centres(vectors: Tensor, squares: Tensor, **options: Any) -> Callable[..., Tensor]:
-    """Runs of a given number of steps from the origin as the only centre, all points allowed."""
-    size = vectors.shape[1]
-    nearest, owner = squares.clone(), torch.zeros(size, dtype=torch.int32, device=DEVICE)
-    sums = torch.zeros(5001, dtype=torch.float64, device=DEVICE)
-    everywhere = torch.ones(size, dtype=torch.bool, device=DEVICE)
-    engine = CentreSteps(vectors, squares, nearest, owner, sums, everywhere, 1, **options)
-
-    def run(steps: int, largest_cluster: bool) -> Tensor:
-        nearest.copy_(squares)
-        owner.zero_()
-        sums.zero_()
-        sums[0] = squares.sum()
-        engine.count = 1
-        return engine.run(steps, largest_cluster)
-
-    return run
-
-
-def per_step(run: Callable[[int], Any], steps: int) -> tuple[float, int]:
-    """Milliseconds a step, all told (copy to the host included), and how many steps were really made."""
-    run(64)
-    torch.cuda.synchronize()
-    made, best = 0, float("inf")
-    for _ in range(2):
+    for _ in range(GOES):
+        wait()
         start = time.perf_counter()
-        outcome = run(steps)
-        torch.cuda.synchronize()
+        for _ in range(times):
+            action(*arguments)
+        wait()
         best = min(best, time.perf_counter() - start)
-        made = len(outcome.index if isinstance(outcome, Foreseen) else outcome)
-    return best * 1e3 / max(made, 1), made
+    return best * 1e6 / times
 
 
-def correctness() -> None:
-    """The kernels against plain torch in float64; with float32 sums a near tie may fall the other way."""
+def in_graph(action: Callable[..., Any], *arguments: Any, times: int = 20) -> float:
+    """Microseconds an action takes on the GPU, as one of many in a CUDA graph."""
+    action(*arguments)
+    if DEVICE.type != "cuda":
+        return timed(action, *arguments)
 
-    def compare(name: str, fast: list[int], plain: list[int], also: bool = True) -> None:
-        if fast == plain and also:
-            verdict = "OK"
-        else:
-            differs = [i for i, (a, b) in enumerate(zip(fast, plain, strict=False)) if a != b]
-            verdict = f"MISMATCH from step {differs[:1]}: {fast[:12]} but plain {plain[:12]}, rest {also}"
-        print(f"{name}, {len(fast)} of {len(plain)} steps: {verdict}", flush=True)
-        rows.append({"what": name, "verdict": verdict})
+    def many() -> None:
+        for _ in range(times):
+            action(*arguments)
 
-    for height, size in ((3, 20_000), (10, 20_000), (10, 20_011), (100, 20_011)):
-        vectors, squares, scale = draw(height, size)
-        plain = frank_wolfe(vectors, squares, scale, kernels=False)(100)
-        for accumulator, half in ((torch.float64, False), (torch.float32, False), (torch.float64, True)):
-            fast = frank_wolfe(vectors, squares, scale, accumulator=accumulator, half=half)(100)
-            same = fast.index.tolist() == plain.index.tolist()
-            near = same and torch.allclose(fast.square, plain.square, rtol=1e-9, atol=0)
-            name = f"Frank-Wolfe J={height} N={size} {accumulator}{' half' if half else ''}"
-            compare(name, fast.index.tolist(), plain.index.tolist(), near and fast.refused == plain.refused)
-        for largest_cluster in (False, True):
-            plain_index = centres(vectors, squares, kernels=False)(200, largest_cluster).tolist()
-            name = f"{'LCMD' if largest_cluster else 'k-center'} J={height} N={size}"
-            for go in ("", " again"):
-                index = centres(vectors, squares)(200, largest_cluster).tolist()
-                compare(name + go, index, plain_index)
+    wait()
+    return timed(recorded(many).replay, times=5) / times
+
+
+def draw(num_rows: int, size: int, offset: float = 16.0) -> VectorSpace:
+    """Vectors in a narrow cone: Frank-Wolfe then takes more than a thousand steps to the sum."""
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    return VectorSpace(torch.randn(num_rows, size, device=DEVICE, generator=generator).add_(offset))
+
+
+def shapes() -> list[tuple[int, int]]:
+    return [(LARGE, 10), (LARGE, 100), (MEDIUM, 10), (MEDIUM, 100)]
+
+
+def everywhere(space: VectorSpace) -> Tensor:
+    return torch.ones(len(space), dtype=torch.bool, device=DEVICE)
+
+
+def distances_of(space: VectorSpace, budget: int, layout: Layout | None = None) -> CudaDistances:
+    return CudaDistances(space, everywhere(space), torch.empty(0, dtype=torch.long), budget, layout=layout)
 
 
 def bandwidth() -> None:
     global read_rate
-    large = torch.randn(1_000_000_000, device=DEVICE)
+    large = torch.randn(1000 if TINY else 1_000_000_000, device=DEVICE)
     size = large.numel() * 4
-    elapsed = timed(lambda: large.sum(), 5)
-    wide = timed(lambda: large.view(torch.float64).amax(), 5)
-    read_rate = size / min(elapsed, wide) / 1e6
+    elapsed = timed(large.sum, times=5)
+    wide = timed(large.view(torch.float64).amax, times=5)
+    read_rate = size / min(elapsed, wide) / 1e3
     show("read: torch sum of 4 GB", elapsed, size)
     show("read: torch maximum of 4 GB as float64", wide, size)
-    half = large[: large.numel() // 2]
-    show("copy of 2 GB, read and write counted", timed(lambda: half.clone(), 5), size)
+
+
+def same_batches() -> None:
+    """The selectors choose what they choose on the CPU."""
+    selectors: list[Selector[Space]] = [
+        FrankWolfe(),
+        FrankWolfe(fill=False),
+        FrankWolfe(start="vertex"),
+        GIGA(),
+        GIGA(fill=False),
+        LCMD(),
+        KCenter(),
+        KMeansPlusPlus(),
+    ]
+    options: dict[str, Any] = {"pending": [3, 9], "exclude": [5], "seed": 1}
+    for size, num_rows, budget in (
+        ((300, 3, 6),) if TINY else ((5000, 3, 300), (20_011, 10, 200), (5000, 100, 200))
+    ):
+        for offset in (0.3, 4.0):
+            vectors = torch.randn(num_rows, size, generator=torch.Generator().manual_seed(1)).add_(offset)
+            labelled = torch.randn(num_rows, 5, generator=torch.Generator().manual_seed(2)).add_(offset)
+            for selector in selectors:
+                use_cpu(True)
+                expected = selector.select(VectorSpace(vectors, labelled), budget, **options)
+                use_cpu(False)
+                found = selector.select(VectorSpace(vectors.to(DEVICE), labelled), budget, **options)
+                compare(f"{selector} J={num_rows} N={size} +{offset}", found, expected)
+
+
+def use_cpu(yes: bool) -> None:
+    """Without a GPU, switch between the engine of the CPU and the interpreted kernels."""
+    if DEVICE.type == "cpu":
+        register_engine(
+            "cpu", Engine(VectorSearch, VectorDistances) if yes else Engine(CudaSearch, CudaDistances)
+        )
+
+
+def compare(name: str, found: Any, expected: Any) -> None:
+    differs = [
+        i for i, pair in enumerate(zip(found.index, expected.index, strict=False)) if pair[0] != pair[1]
+    ]
+    verdict = "the same"
+    if differs or len(found.index) != len(expected.index):
+        verdict = f"DIFFERENT from step {differs[:1]} of {len(found.index)} and {len(expected.index)}"
+    elif found.weights is not None:
+        off = float(abs(found.weights - expected.weights).max() / abs(expected.weights).max())
+        verdict += f", weights within {off:.1g}"
+    print(f"{name}: {verdict}", flush=True)
+    rows.append({"what": name, "verdict": verdict})
 
 
 def scans() -> None:
-    """Steps of Frank-Wolfe; the reads that cannot be saved are the vectors and the scale."""
-    for size, height in ((LARGE, 10), (LARGE, 100), (LARGE + 3, 10), (400_000, 10), (400_000, 100)):
-        vectors, squares, scale = draw(height, size)
-        for accumulator in (torch.float64, torch.float32):
-            name = f"Frank-Wolfe N={size} J={height} {str(accumulator).removeprefix('torch.')}"
-            elapsed, made = per_step(frank_wolfe(vectors, squares, scale, accumulator=accumulator), 1000)
-            show(name, elapsed, 4 * size * (height + 1), steps=made)
-            if accumulator == torch.float64:
-                step_time[size, height] = elapsed
+    """The primitives by themselves; at least the vectors have to be read, and a byte or more a point."""
+    for size, num_rows in shapes():
+        space, name = draw(num_rows, size), f"N={size} J={num_rows}"
+        for what, microseconds, width in primitives(space):
+            show(f"{what} {name}", microseconds, size * width)
 
 
-def half_scans() -> None:
-    """Frank-Wolfe that scans float16 copies, beside the float32 scan; the copies are the least to read.
-
-    In a narrow cone rounding hides the winner nearly everywhere, and most is read twice.
-    """
-    for size, height in ((LARGE, 10), (LARGE, 100), (400_000, 10), (400_000, 100)):
-        for name, offset in (("all around", 0.5), ("narrow cone", 16.0)):
-            vectors, squares, scale = draw(height, size, offset)
-            run, plain = frank_wolfe(vectors, squares, scale, half=True), frank_wolfe(vectors, squares, scale)
-            expected = plain(1000).index.tolist()
-            (elapsed, made), (baseline, _) = (per_step(way, len(expected)) for way in (run, plain))
-            show(
-                f"Frank-Wolfe N={size} J={height} half, {name}",
-                elapsed,
-                size * (2 * height + 4),
-                steps=made,
-                times_as_fast=round(baseline / elapsed, 2),
-                same_batch=run(len(expected)).index.tolist() == expected,
-            )
+def primitives(space: VectorSpace, layout: Layout | None = None) -> Iterator[tuple[str, float, int]]:
+    """What was done, microseconds, and bytes a point that have to be read."""
+    width = 4 * len(space.vectors)
+    search = CudaSearch(space, everywhere(space), layout)
+    element, unit = space.total(), torch.nn.functional.normalize(space.vectors[:, 0].double(), dim=0)
+    yield "argmax", in_graph(search.argmax, element), width + 1
+    yield "argmax with beside", in_graph(search.argmax, element, unit), width + 1
+    distances = distances_of(space, 1000, layout)
+    n = distances.largest_cluster()
+    yield "add", in_graph(distances.add, n), width + 4
+    yield "farthest of all", in_graph(distances.farthest), 5
+    yield "farthest of a cluster", in_graph(distances.farthest, n), 4
+    yield "largest cluster", in_graph(distances.largest_cluster), 0
 
 
-def distances() -> None:
-    """Steps of farthest first and LCMD, and their ratio to a Frank-Wolfe step."""
-    for size, height in ((LARGE, 10), (LARGE, 100), (400_000, 10)):
-        vectors, squares, _ = draw(height, size)
-        run = centres(vectors, squares)
-        for largest_cluster in (False, True):
-            name = "LCMD" if largest_cluster else "k-center"
-            for steps in (100, 1000):
-                elapsed, made = per_step(functools.partial(run, largest_cluster=largest_cluster), steps)
-                ratio = elapsed / step_time.get((size, height), float("nan"))
-                needed = size * (4 * height + 8 + (4 if largest_cluster else 9))
-                show(
-                    f"{name} N={size} J={height}", elapsed, needed, steps=made, to_frank_wolfe=round(ratio, 3)
-                )
+def steps() -> None:
+    """Steps of the selectors, many at a time; everything is counted, the copy to the host included."""
+
+    def walk(fit: Any, search: CudaSearch) -> None:
+        search.repeat(type(fit).closing_step, fit.inputs, fit.state, STEPS)[1].cpu()
+
+    def grow(distances: CudaDistances, step: Any) -> None:
+        distances.repeat(step, STEPS).cpu()
+
+    for size, num_rows in shapes():
+        space, name = draw(num_rows, size), f"N={size} J={num_rows}"
+        for selector in (FrankWolfe(), GIGA()):
+            fit = selector._fit(space, Target(space.total(), norm_sum(space)))
+            elapsed = timed(walk, fit, CudaSearch(space, everywhere(space))) / STEPS
+            show(f"{type(selector).__name__} {name}", elapsed, size * (4 * num_rows + 1))
+        for step in (distance._largest_cluster_first, distance._farthest_first):
+            elapsed = timed(grow, distances_of(space, 5 * STEPS), step) / STEPS
+            show(f"{step.__name__} {name}", elapsed, size * (4 * num_rows + 8))
 
 
-def small_kernels() -> None:
-    """A step over almost no points: what the two or four kernels cost by themselves."""
-    for height in (10, 100, 1000):
-        vectors, squares, scale = draw(height, 2000)
-        elapsed, made = per_step(frank_wolfe(vectors, squares, scale), 1000)
-        show(f"Frank-Wolfe N=2000 J={height}, mostly overhead", elapsed, steps=made)
-        run = centres(vectors, squares)
-        elapsed, made = per_step(functools.partial(run, largest_cluster=True), 1000)
-        show(f"LCMD N=2000 J={height}, mostly overhead", elapsed, steps=made)
-
-
-def obvious() -> None:
-    """Algorithm 1 as first written: (N, J), normalised in each step, weights of size N, the host waiting."""
-    for size, height in ((LARGE, 10), (LARGE, 100), (400_000, 10)):
-        vectors = draw(height, size)[0].mT.contiguous()
-        torch.cuda.reset_peak_memory_stats()
-
-        def run(steps: int, vectors: Tensor = vectors) -> Tensor:
-            norms = vectors.norm(dim=1)
-            sigma, target = norms.sum(), vectors.sum(0)
-            weights = torch.zeros(len(vectors), device=DEVICE)
-            chosen = []
-            for _ in range(steps):
-                normalised = vectors / norms[:, None]
-                position = weights @ vectors
-                n = int((normalised @ (target - position)).argmax())
-                vertex = sigma / norms[n] * vectors[n]
-                gamma = float((vertex - position) @ (target - position) / (vertex - position).square().sum())
-                weights *= 1 - gamma
-                weights[n] += gamma * sigma / norms[n]
-                chosen.append(n)
-            return torch.tensor(chosen)
-
-        run(2)
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        run(10)
-        torch.cuda.synchronize()
-        elapsed = (time.perf_counter() - start) * 100
-        ratio = elapsed / step_time.get((size, height), float("nan"))
-        memory = torch.cuda.max_memory_allocated() / 1e9
-        name = f"the obvious way N={size} J={height}"
-        show(name, elapsed, to_frank_wolfe=round(ratio, 2), peak_GB=round(memory, 2))
+def selections() -> None:
+    """Whole calls of ``select``, what the host does included, for each point of the batch."""
+    budget = 3 if TINY else 1000
+    for size in (MEDIUM, LARGE):
+        space = draw(10, size)
+        for selector in (FrankWolfe(), GIGA(), LCMD(), KCenter(), KMeansPlusPlus()):
+            elapsed = timed(selector.select, space, budget) / budget
+            show(f"select {type(selector).__name__} N={size} J=10", elapsed)
 
 
 def memory() -> None:
-    """Peak memory of the loops beyond the vectors and what is kept for each point."""
-    vectors, squares, scale = draw(10, LARGE)
-    runs: list[tuple[str, Callable[[], Any]]] = [
-        ("Frank-Wolfe", lambda: frank_wolfe(vectors, squares, scale)(100)),
-        ("Frank-Wolfe half", lambda: frank_wolfe(vectors, squares, scale, half=True)(100)),
-        ("LCMD", lambda: centres(vectors, squares)(100, True)),
-    ]
-    for name, run in runs:
-        torch.cuda.synchronize()
+    """Peak memory beyond the vectors and what the space keeps."""
+    if DEVICE.type != "cuda":
+        return
+    space = draw(10, LARGE)
+    for selector in (FrankWolfe(), GIGA(), LCMD(), KMeansPlusPlus()):
+        wait()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        run()
+        selector.select(space, 100)
         extra = (torch.cuda.max_memory_allocated() - before) / LARGE
-        print(f"{name} N={LARGE} J=10: peak of {extra:.1f} bytes a point beside vectors, squares and scale")
-        rows.append({"what": f"{name} memory", "bytes_a_point": extra})
+        print(f"{type(selector).__name__} N={LARGE} J=10: a peak of {extra:.1f} bytes a point", flush=True)
+        rows.append({"what": f"{type(selector).__name__} memory", "bytes_a_point": extra})
 
 
 def sweep() -> None:
-    """Other layouts: which reads fastest."""
+    """Other layouts of the scans."""
     layouts = [
         Layout(block, height, warps, programs)
         for block, height, warps, programs in (
-            (512, 8, 4, 7),
-            (512, 8, 4, 4),
-            (512, 8, 4, 15),
-            (512, 4, 4, 7),
-            (1024, 4, 4, 4),
+            (512, 16, 4, 4),
+            (512, 8, 4, 6),
+            (512, 4, 4, 6),
+            (512, 2, 4, 6),
             (1024, 8, 8, 3),
-            (512, 16, 4, 5),
         )
     ]
-    for height in (10, 100):
-        vectors, squares, scale = draw(height, LARGE)
+    for num_rows in (10, 100):
+        space = draw(num_rows, LARGE)
         for layout in layouts:
-            elapsed, _ = per_step(frank_wolfe(vectors, squares, scale, layout=layout), 200)
-            show(f"Frank-Wolfe J={height} {layout}", elapsed, 4 * LARGE * (height + 1))
-            elapsed, _ = per_step(frank_wolfe(vectors, squares, scale, layout=layout, half=True), 200)
-            show(f"Frank-Wolfe J={height} half {layout}", elapsed, LARGE * (2 * height + 4))
-            run = centres(vectors, squares, layout=layout)
-            elapsed, _ = per_step(functools.partial(run, largest_cluster=True), 200)
-            show(f"LCMD J={height} {layout}", elapsed, LARGE * (4 * height + 12))
+            print(f"J={num_rows} {layout}")
+            for what, microseconds, width in islice(primitives(space, layout), 3):
+                show(what, microseconds, LARGE * width)
 
 
 def main() -> None:
     paths = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
-    if not torch.cuda.is_available():
+    if DEVICE.type != "cuda" and not TINY:
         print("selection on a GPU: there is none here")
         return
+    name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "interpreter"
     start = time.perf_counter()
-    print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    sections = [correctness, bandwidth, scans, half_scans, distances, small_kernels, obvious, memory]
+    print(name, "torch", torch.__version__)
+    sections = [bandwidth, scans, same_batches, steps, selections, memory]
     for section in [*sections, sweep] if "--sweep" in sys.argv else sections:
         print(f"\n{section.__name__} (at {time.perf_counter() - start:.1f} s)", flush=True)
         try:
@@ -316,11 +264,11 @@ def main() -> None:
         except Exception:
             traceback.print_exc()
             rows.append({"what": section.__name__, "failed": traceback.format_exc()})
-        torch.cuda.empty_cache()
+        if DEVICE.type == "cuda":
+            torch.cuda.empty_cache()
         if paths:
-            outcome = {"device": torch.cuda.get_device_name(), "read GB/s": read_rate, "rows": rows}
             with open(paths[0], "w") as file:
-                json.dump(outcome, file, indent=1)
+                json.dump({"device": name, "read GB/s": read_rate, "rows": rows}, file, indent=1)
     print(f"\nall in {time.perf_counter() - start:.1f} s")
 
 

@@ -54,6 +54,15 @@ DISTANCE_WORKING_SET_ON_GPU = 2**23
 GATHER_LIMIT = 4  # with more than one point in so many to look at closely, look at all of them
 NARROW_CONE = 0.9  # norm of the sum over sum of the norms, above which distances are measured from the mean
 
+# How a scan is spread over a GPU. As many programs as can run at once: so each writes one partial maximum.
+CUDA_BLOCK = 512  # points that a program reads at a time, a power of two
+CUDA_ROWS = 16  # rows of a block that are loaded before the first is used, a power of two
+CUDA_WARPS = 4  # of 32 threads, in a program
+CUDA_PROGRAMS = 4  # for each multiprocessor
+CUDA_GRAPH_STEPS = 32  # steps recorded into one CUDA graph
+CUDA_RUN_LENGTH = 512  # steps made without asking the host
+CUDA_SUM_COPIES = 8  # of the cluster sums, so that fewer programs wait to add to the same one
+
 # --- scores and selectors
 FIRST_RUN = 32  # steps that are looked ahead on a GPU, at first
 LONGEST_RUN = 512  # and at most

@@ -31,16 +31,37 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "selector", [FrankWolfe(), GIGA(), LCMD(), KCenter(), KMeansPlusPlus(), GreedyLogDet()]
+    "selector",
+    [
+        FrankWolfe(),
+        FrankWolfe(fill=False),
+        FrankWolfe(start="vertex"),
+        GIGA(),
+        LCMD(),
+        KCenter(),
+        KMeansPlusPlus(),
+        GreedyLogDet(),
+    ],
 )
-def test_selectors(selector):
-    vectors = normal(6, 200)
+def test_selectors(selector, dtype):
+    vectors = normal(6, 200).to(dtype)
     space = VectorSpace(vectors.cuda())
     check_space(space)
     check_selector(selector, space)
     expected = selector.select(VectorSpace(vectors), 12, seed=1)
     assert selector.select(space, 12, seed=1).index.tolist() == expected.index.tolist()
+
+
+@pytest.mark.parametrize("selector", [FrankWolfe(), FrankWolfe(fill=False), GIGA(), LCMD(), KCenter()])
+def test_runs_of_many_steps(selector):
+    """Duplicates, pending and excluded points lie within runs that no host looks at."""
+    vectors = normal(6, 5000).float()
+    vectors[:, 1::3] = vectors[:, ::3][:, : len(range(1, 5000, 3))]
+    options = {"pending": [3, 9], "exclude": [1, 2], "seed": 1}
+    expected = selector.select(VectorSpace(vectors), 300, **options).index.tolist()
+    assert selector.select(VectorSpace(vectors.cuda()), 300, **options).index.tolist() == expected
 
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
