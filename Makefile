@@ -1,12 +1,13 @@
 # make demo   a virtual environment, the package, and the demonstration
 # make test   the same, and the tests
+# make test-fast  only the tests of the core, in under two minutes
 # make check  format, lint, types and the order of imports
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 LINUX = sys_platform == "linux" and platform_machine == "x86_64"
 
-.PHONY: install demo test check format bench lock label-studio clean
+.PHONY: install demo test test-fast check format bench lock label-studio clean
 
 install: $(VENV)/.installed
 
@@ -25,6 +26,13 @@ demo: install
 
 test: install
 	CORESIFT_LABEL_STUDIO=$(wildcard $(CURDIR)/.label-studio/bin/label-studio) $(BIN)/python -m pytest -n auto
+
+# The core: pools, posteriors, spaces, search, scores, selectors and strategies, without clusters and kernels.
+CORE = pool posteriors spaces search scores selectors
+test-fast: install
+	$(BIN)/python -m pytest -n auto $(wildcard $(CORE:%=tests/%) tests/test_*.py) $(CORE:%=src/coresift/%) \
+		--ignore=tests/search/test_ray.py --ignore=tests/search/test_cuda.py \
+		--ignore=tests/test_readme.py --ignore=tests/test_examples.py --ignore=tests/test_paper.py
 
 # A server for the tests of Label Studio, which are left out without; it wants an environment of its own.
 label-studio: .label-studio/.installed
