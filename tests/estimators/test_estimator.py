@@ -1,14 +1,12 @@
-"""What every estimator built on networks does with what it is given: forms, bytes, devices, saving."""
+"""What every estimator built on networks does with what it is given: shapes, bytes, options."""
 
-import json
-import os
-import shutil
-import sys
+import inspect
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 from torch import nn
 
 from coresift import InputError
@@ -24,8 +22,9 @@ from coresift.estimators import (
 )
 from coresift.estimators.dropout import DropoutPosterior
 from coresift.estimators.ensemble import EnsemblePosterior
-from coresift.estimators.networks import ResNet18, Stack
+from coresift.estimators.networks import Augment, ResNet18, Stack
 from coresift.estimators.networks.layers import Standardise
+from coresift.estimators.networks.optimisers import Adam
 from coresift.pool import ArrayPool
 from coresift.posteriors.network import NetworkPosterior
 from coresift.posteriors.samples import categorical
@@ -186,84 +185,6 @@ def test_fields_of_a_wide_range_may_be_small(kind):
     np.testing.assert_allclose(model.predict(small)[0], together[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("version", [1, 99, "2", None])
-def test_a_model_of_another_format(version, tmp_path):
-    x = np.random.default_rng(0).normal(size=(20, 2))
-    NeuralLinearRegressor(epochs=2, progress=False).fit(x, x[:, 0]).save(tmp_path)
-    file = tmp_path / "model.json"
-    described = json.loads(file.read_text())
-    if version is None:  # as it was before the format had a version
-        del described["format"]
-    else:
-        described["format"] = version
-    file.write_text(json.dumps(described))
-    with pytest.raises(
-        InputError, match=rf"has format {version!r}, .* reads format 2; fit the model and save"
-    ):
-        NeuralLinearRegressor.load(tmp_path)
-
-
-def states_while(action, folder):
-    """Run ``action``, and return all contents that ``folder`` had between two calls meanwhile."""
-    states, seen = [], []
-
-    def look(*_):
-        with os.scandir(folder) as entries:
-            now = sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries)
-        if now not in seen:
-            seen.append(now)
-            states.append({path.name: path.read_bytes() for path in folder.iterdir()})
-
-    sys.setprofile(look)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    look()
-    return states
-
-
-def test_a_kill_while_saving_leaves_the_old_model_or_the_new_one(tmp_path):
-    x, few = np.random.default_rng(0).normal(size=(20, 2)), {"epochs": 2, "progress": False}
-    old = NeuralLinearRegressor(**few, random_state=0).fit(x, x[:, 0])
-    new = NeuralLinearRegressor(**few, random_state=1).fit(x, x[:, 0] * 100)
-    folder, copy = tmp_path / "model", tmp_path / "copy"
-    old.save(folder)
-
-    found = []
-    for state in states_while(lambda: new.save(folder), folder):
-        copy.mkdir()
-        for name, content in state.items():
-            (copy / name).write_bytes(content)
-        loaded = NeuralLinearRegressor.load(copy).predict(x)
-        found.append([np.allclose(loaded, model.predict(x)) for model in (old, new)])
-        shutil.rmtree(copy)
-    assert len(found) > 3 and [True, False] in found and found[-1] == [False, True]
-    assert all(any(alike) for alike in found)
-    assert len(list(folder.iterdir())) == 2
-
-
-def test_saved_weights_that_are_damaged_or_missing(tmp_path):
-    x = np.random.default_rng(0).normal(size=(20, 2))
-    model = NeuralLinearRegressor(epochs=2, progress=False).fit(x, x[:, 0])
-    model.save(tmp_path)
-    (weights,) = tmp_path.glob("weights-*")
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 64
-    weights.write_bytes(content)
-    with pytest.raises(InputError, match=r"weights-.* is damaged"):
-        NeuralLinearRegressor.load(tmp_path)
-    weights.unlink()
-    with pytest.raises(InputError, match=r"only a part of a model: it has no weights-"):
-        NeuralLinearRegressor.load(tmp_path)
-    described = json.loads((tmp_path / "model.json").read_text())
-    (tmp_path / "model.json").write_text(json.dumps(described | {"weights": "../x"}))
-    with pytest.raises(InputError, match=r"weights is '\.\./x'"):
-        NeuralLinearRegressor.load(tmp_path)
-    model.save(tmp_path)  # over what is damaged
-    np.testing.assert_allclose(NeuralLinearRegressor.load(tmp_path).predict(x), model.predict(x))
-
-
 def test_units_are_not_looked_at_in_training(monkeypatch):
     """A GPU would wait for the answer in each step, and steps that are recorded cannot."""
     x, y = images()
@@ -280,25 +201,39 @@ def test_units_are_not_looked_at_in_training(monkeypatch):
     assert set(seen) == {"elsewhere"}
 
 
-@pytest.mark.parametrize("kind", [NeuralLinearRegressor, EnsembleClassifier])
-def test_saved_whatever_the_device_and_the_seed_are_given_as(kind, tmp_path):
-    x, y = images()
-    rows = x[:, :, 0, 0].astype(float)
-    model = quick(kind, network=None, device=torch.device("cpu"), random_state=np.random.RandomState(0)).fit(
-        rows, y
-    )
-    model.save(tmp_path)
-    for device in (None, torch.device("cpu")):
-        again = kind.load(tmp_path, device=device)
-        assert (again.predict(rows) == model.predict(rows)).all()
-        assert str(again.device) == "cpu" and again.random_state is None
-
-
 def test_mini_batches_of_one_row():
     x, y = images()
     rows = x[:, :, 0, 0].astype(float)
     for kind in (EnsembleRegressor, EnsembleClassifier, NeuralLinearClassifier, NeuralLinearRegressor):
         assert np.isfinite(quick(kind, network=None, batch_size=1).fit(rows, y).predict(rows)).all()
+
+
+@pytest.mark.parametrize("kind", [EnsembleClassifier, LaplaceClassifier])
+def test_small_sets_are_passed_over_more_often(kind, monkeypatch):
+    rates, step = [], Adam.step
+    monkeypatch.setattr(
+        Adam, "step", lambda self, *rest: (rates.append(float(rest[1])), step(self, *rest))[1]
+    )
+    x, y = images()
+    rows = x[:, :, 0, 0].astype(float)
+    options = {"network": None, "schedule": "one-cycle", "batch_size": 20, "least_steps": 30}
+    models = quick(kind, **options).fit_many([(rows, y), (rows[:20], y[:20])], seeds=[0, 1])
+    assert len(rates) == 60  # 15 epochs of two steps, and 30 of one
+    assert 3 <= np.argmax(rates) < 10 and rates[29] < 0.1 * max(rates)
+    assert all(np.isfinite(model.predict_proba(rows)).all() for model in models)
+
+
+def test_options_are_arguments_with_names():
+    """Also those that come from a class above; `inspect` and `help` show them with their defaults."""
+    parameters = inspect.signature(EnsembleRegressor).parameters
+    assert set(parameters) == set(EnsembleRegressor().get_params())
+    positional = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    assert positional == ["network"]
+    decays = {kind: kind().weight_decay for kind in (EnsembleRegressor, EnsembleClassifier)}
+    assert decays == {EnsembleRegressor: 1.0, EnsembleClassifier: 1e-2}
+    assert clone(EnsembleRegressor(epochs=7)).set_params(num_members=3).get_params()["epochs"] == 7
+    with pytest.raises(TypeError, match="unexpected keyword argument 'epoch'"):
+        EnsembleRegressor(epoch=7)
 
 
 def test_an_estimator_is_told_of_no_option_that_it_lacks():
@@ -374,19 +309,29 @@ class Frame(nn.Module):
         return torch.cat([torch.zeros_like(x[..., :1]), x[..., 1:]], -1)
 
 
-@pytest.mark.parametrize("kind", [NeuralLinearClassifier, DropoutClassifier])
+@pytest.mark.parametrize("kind", CLASSIFIERS)
 @pytest.mark.parametrize("unit", [1, 255.0])
 def test_augmenting_sees_images_as_they_are(kind, unit):
     """Of bytes and of the same as numbers the same is made, so training goes the same way."""
     x, y = images()
-    expected = quick(kind, augment=Frame(), epochs=3).fit(x, y).predict_proba(x)
+    # Side by side, modules are vectorised, and cannot look at values.
+    options = {"epochs": 3} | ({"num_members": 1} if kind is EnsembleClassifier else {})
+    expected = quick(kind, augment=Frame(), **options).fit(x, y).predict_proba(x)
     seen, rows = [], x / unit
-    found = quick(kind, augment=Frame(seen), epochs=3).fit(rows, y).predict_proba(rows)
+    found = quick(kind, augment=Frame(seen), **options).fit(rows, y).predict_proba(rows)
     assert seen and all(low >= 0 and 200 < high * unit < 228 for low, high in seen)
     np.testing.assert_allclose(found, expected, atol=1e-3)
     if kind is NeuralLinearClassifier:  # dropout's noise is another one side by side
-        for model in quick(kind, augment=Frame(), epochs=3).fit_many([(rows, y)] * 2, [0, 0]):
+        for model in quick(kind, augment=Frame(), **options).fit_many([(rows, y)] * 2, [0, 0]):
             np.testing.assert_allclose(model.predict_proba(rows), expected, atol=1e-3)
+
+
+def test_augmenting_several_members():
+    x, y = images()
+    model = quick(EnsembleClassifier, augment=Augment(1), precision="bfloat16", epochs=3).fit(x, y)
+    assert len(model.posterior_.members) == 2 and model.predict_proba(x).shape == (40, 2)
+    plain = quick(EnsembleClassifier, epochs=3).fit(x, y)
+    assert np.abs(plain.predict_proba(x) - model.predict_proba(x)).max() > 1e-3
 
 
 def test_augmenting_keeps_a_large_offset():

@@ -1,14 +1,18 @@
-"""Damaged files of saved models: one line that names the folder, and never a wrong prediction."""
+"""Saved models: what is read is what was written; damage is told in one line, and never predicts wrongly."""
 
 import json
+import os
 import random
 import shutil
+import sys
 
 import numpy as np
 import pytest
+import torch
 
 from coresift import InputError
 from coresift.estimators import (
+    EnsembleClassifier,
     EnsembleRegressor,
     LaplaceClassifier,
     NeuralLinearClassifier,
@@ -115,3 +119,92 @@ def test_descriptions_that_are_none(saved, tmp_path, text):
     (tmp_path / "model" / "model.json").write_text(text)
     with pytest.raises(InputError, match=r"cannot load the model in .*; check that its files are complete"):
         NeuralLinearClassifier.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("version", [1, 99, "2", None])
+def test_a_model_of_another_format(version, tmp_path):
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    NeuralLinearRegressor(epochs=2, progress=False).fit(x, x[:, 0]).save(tmp_path)
+    file = tmp_path / "model.json"
+    described = json.loads(file.read_text())
+    if version is None:  # as it was before the format had a version
+        del described["format"]
+    else:
+        described["format"] = version
+    file.write_text(json.dumps(described))
+    with pytest.raises(
+        InputError, match=rf"has format {version!r}, .* reads format 2; fit the model and save"
+    ):
+        NeuralLinearRegressor.load(tmp_path)
+
+
+def states_while(action, folder):
+    """Run ``action``, and return all contents that ``folder`` had between two calls meanwhile."""
+    states, seen = [], []
+
+    def look(*_):
+        with os.scandir(folder) as entries:
+            now = sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries)
+        if now not in seen:
+            seen.append(now)
+            states.append({path.name: path.read_bytes() for path in folder.iterdir()})
+
+    sys.setprofile(look)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    look()
+    return states
+
+
+def test_a_kill_while_saving_leaves_the_old_model_or_the_new_one(tmp_path):
+    x, few = np.random.default_rng(0).normal(size=(20, 2)), {"epochs": 2, "progress": False}
+    old = NeuralLinearRegressor(**few, random_state=0).fit(x, x[:, 0])
+    new = NeuralLinearRegressor(**few, random_state=1).fit(x, x[:, 0] * 100)
+    folder, copy = tmp_path / "model", tmp_path / "copy"
+    old.save(folder)
+
+    found = []
+    for state in states_while(lambda: new.save(folder), folder):
+        copy.mkdir()
+        for name, content in state.items():
+            (copy / name).write_bytes(content)
+        loaded = NeuralLinearRegressor.load(copy).predict(x)
+        found.append([np.allclose(loaded, model.predict(x)) for model in (old, new)])
+        shutil.rmtree(copy)
+    assert len(found) > 3 and [True, False] in found and found[-1] == [False, True]
+    assert all(any(alike) for alike in found)
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_saved_weights_that_are_damaged_or_missing(tmp_path):
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    model = NeuralLinearRegressor(epochs=2, progress=False).fit(x, x[:, 0])
+    model.save(tmp_path)
+    (weights,) = tmp_path.glob("weights-*")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 64
+    weights.write_bytes(content)
+    with pytest.raises(InputError, match=r"weights-.* is damaged"):
+        NeuralLinearRegressor.load(tmp_path)
+    weights.unlink()
+    with pytest.raises(InputError, match=r"only a part of a model: it has no weights-"):
+        NeuralLinearRegressor.load(tmp_path)
+    described = json.loads((tmp_path / "model.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps(described | {"weights": "../x"}))
+    with pytest.raises(InputError, match=r"weights is '\.\./x'"):
+        NeuralLinearRegressor.load(tmp_path)
+    model.save(tmp_path)  # over what is damaged
+    np.testing.assert_allclose(NeuralLinearRegressor.load(tmp_path).predict(x), model.predict(x))
+
+
+@pytest.mark.parametrize("kind", [NeuralLinearRegressor, EnsembleClassifier])
+def test_saved_whatever_the_device_and_the_seed_are_given_as(kind, tmp_path):
+    few = {"num_members": 2, "epochs": 2, "progress": False}
+    model = kind(**few, device=torch.device("cpu"), random_state=np.random.RandomState(0)).fit(X, Y > 0)
+    model.save(tmp_path)
+    for device in (None, torch.device("cpu")):
+        again = kind.load(tmp_path, device=device)
+        assert (again.predict(X) == model.predict(X)).all()
+        assert str(again.device) == "cpu" and again.random_state is None
