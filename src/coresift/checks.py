@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from numbers import Real
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -179,8 +180,23 @@ def check_classes(num_classes: int) -> None:
         raise InputError("at least two classes are needed, the model predicts one")
 
 
-def check_memory(memory: int | str | None, size: int) -> int | None:
-    """Return a memory limit in bytes, and raise where it is too small for a pool of ``size`` points.
+def held_bytes() -> int:
+    """Return how many bytes the process holds besides the libraries, such as the caller's arrays.
+
+    Files that are mapped into memory do not count. Where the system does not tell, it is zero.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        kilobytes = sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+    except (OSError, ValueError, IndexError):
+        return 0
+    return max(1024 * kilobytes - limits.IMPORTED_BYTES, 0)
+
+
+def check_memory(memory: int | str | None, size: int, held: int = 0) -> int | None:
+    """Return what is left of a memory limit in bytes, where the process holds ``held`` already.
+
+    Raise where that is too little for a pool of ``size`` points.
 
     >>> check_memory("2GB", 1000), check_memory("512 MB", 1000), check_memory(None, 1000)
     (2000000000, 512000000, None)
@@ -191,11 +207,13 @@ def check_memory(memory: int | str | None, size: int) -> int | None:
     if limit <= 0:
         raise InputError(f"memory is {shown(memory)}, expected '2GB', '500MB' or a number of bytes")
     least = limits.LIBRARY_BYTES + 4 * size  # a few bytes for each point
-    if limit < least:
+    if limit - held < least:
+        besides = f", and the process holds {as_bytes(held)} already" if held else ""
         raise InputError(
             f"memory is {memory!r}, but a pool of {size:,} points needs at least {least / 1e9:.1f} GB"
+            + besides
         )
-    return limit
+    return limit - held
 
 
 def _parse_bytes(memory: int | str) -> int:

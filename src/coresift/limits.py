@@ -6,6 +6,7 @@ arguments, so that tests can pass others. One section for each package.
 
 # --- memory, threads, progress
 LIBRARY_BYTES = 480_000_000  # memory of the libraries and of the blocks that are worked on
+IMPORTED_BYTES = 250_000_000  # of these, what the libraries hold once imported, mapped files apart
 SMALL_WORK = 1_000_000  # multiplications in one operation below which a second thread does not help
 RECOUNT_SECONDS = 0.25  # the free cores are counted again after this time
 MORE_LOOKS = 2  # further counts of running programs, where some seem to run
@@ -29,6 +30,7 @@ MAPPED_NUMBERS = 2**20  # numbers of a block of points that is mapped, as a rule
 TRIAL_ROWS = 16  # rows passed to a function to count its numbers per row; one row would hide wrong shapes
 
 # --- spaces
+FEATURE_NUMBERS = 2**22  # numbers in a block of feature vectors that is read, at most
 PREDICTIVE_ROWS = 1024  # points whose predictions are mapped at a time, at most
 PROJECTED_WIDTH = 8192  # numbers of a point that are projected at a time
 NUM_OUTCOMES = 256  # outcomes drawn where a divergence has no formula; changes what is chosen
@@ -75,6 +77,8 @@ PROBIT_NODES = 64  # nodes of the integral for probit regression
 GIGA_BYTES = LOG_DET_BYTES = 70  # memory of a point that these selectors need besides the space
 TOP_BYTES, GUMBEL_BYTES, RANDOM_BYTES = 50, 75, 40
 MEDOID_BYTES, MEDOID_COPIES, MEDOID_PAIR_BYTES = 100, 12, 12  # of a point; of its vector; of a pair of points
+COPIES_TAKEN = 2  # vectors in float64 that a selector holds for each point that it takes
+BLOCK_NUMBER_BYTES, MOST_BLOCK_BYTES = 80, 250_000_000  # of a number in a large block of predictions; of all
 SWAPPED_AXES = 10  # predictions of so many times more samples than points may have swapped axes
 
 # --- estimators

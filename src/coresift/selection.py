@@ -19,6 +19,7 @@ from coresift.checks import (
     check_memory,
     check_probabilities,
     check_shape,
+    held_bytes,
 )
 from coresift.errors import InputError, shown
 from coresift.limits import SWAPPED_AXES
@@ -52,8 +53,8 @@ class Resources:
 
     Attributes
     ----------
-    memory : how much the process may hold, such as "2GB" or a number of bytes; the vectors of larger pools
-        then go to a temporary file. No limit by default.
+    memory : how much the process may hold, your own arrays included, such as "2GB" or a number of bytes; the
+        vectors of larger pools then go to a temporary file. No limit by default.
     engine : "ray" shares the pool among the workers of a Ray cluster; see docs/cluster.md.
     num_workers : how many workers; by default one for each CPU of the cluster.
     """
@@ -127,15 +128,19 @@ def select(
     """
     _check_arguments(old)
     method = find_strategy(strategy)
+    held = 0 if resources.memory is None or resources.engine is not None else held_bytes()
     model, source, known = _model(pool, posterior, probs, means, variances, labelled)
     budget = check_budget(budget, len(source))
     from_predictions = probs is not None or means is not None
     if features is None and from_predictions:
         features = pool
     measured, measured_labelled = _features(features, len(source))
-    memory = check_memory(resources.memory, len(source))
+    memory = check_memory(resources.memory, len(source), held)
     if resources.engine is None:  # otherwise the workers apply a network themselves
+        before = source
         model, source, known = split_last_layer(model, source, known, memory)
+        if memory is not None and source is not before:
+            memory -= max(held_bytes() - held, 0)  # the network's outputs, where they are kept in memory
     problem = Problem(
         source,
         model,

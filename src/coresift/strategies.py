@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import torch
 
 from coresift import limits
-from coresift.checks import as_bytes, check_integer, check_room, check_switch
+from coresift.checks import as_bytes, check_index, check_integer, check_room, check_switch
 from coresift.errors import InputError
+from coresift.pool import as_pool
+from coresift.posteriors.samples import numbers_a_row, rows_at_a_time
 from coresift.scores.bald import bald
 from coresift.scores.base import Score
 from coresift.scores.entropy import entropy
@@ -29,6 +32,7 @@ from coresift.spaces.gradient import badge
 from coresift.spaces.likelihood import Likelihood
 from coresift.spaces.predictive import Predictive
 from coresift.spaces.problem import Problem
+from coresift.spaces.storage import Columns, bytes_per_vector
 from coresift.types import Batch
 
 DEFAULT = "predictive-lcmd"
@@ -78,7 +82,9 @@ class Strategy:
     ) -> Batch:
         """Build the space or score, then choose."""
         if problem.memory is not None:
-            problem = replace(problem, memory=self._memory_left(problem, problem.memory))
+            pending = check_index(pending, len(problem.pool), "pending")
+            memory = self._memory_left(problem, problem.memory - _bytes_of_blocks(problem))
+            problem = replace(problem, memory=self._beside_vectors(problem, memory, budget + len(pending)))
         space = self.build(problem)
         if isinstance(space, Score) and problem.points is not None:
             space = replace(space, pool=problem.points)
@@ -104,6 +110,29 @@ class Strategy:
         besides = (self.bytes_per_point + limits.MEDOID_COPIES * vector.nbytes) * size
         return max(int(memory - pairs - besides), limits.LIBRARY_BYTES)
 
+    def _beside_vectors(self, problem: Problem, memory: int, taken: int) -> int:
+        """Return the bytes that are left besides the vectors of the ``taken`` points, which selectors keep.
+
+        Raise where they do not fit, or where all vectors must be in memory and do not fit.
+        """
+        if self.medoids or issubclass(self.selector._source, Score):
+            return memory
+        columns = _columns_of_one(self.build, problem)
+        if columns is None:
+            return memory
+        beside = limits.COPIES_TAKEN * 8 * columns.shape[0] * taken
+        needed, advice = limits.LIBRARY_BYTES + beside, "raise the limit, or choose fewer points at a time"
+        if isinstance(self.selector, GIGA | GreedyLogDet):
+            needed += bytes_per_vector(columns.shape[0], columns.dtype) * len(problem.pool)
+            advice = "raise the limit, or try 'acs-fw' or 'predictive-lcmd'"
+        if needed > memory:
+            raise InputError(
+                f"this strategy needs {as_bytes(needed)} for {len(problem.pool):,} vectors of "
+                f"{columns.shape[0]:,} numbers and a batch of {taken:,}, with the libraries, and has "
+                f"{as_bytes(memory)} of the limit left; {advice}"
+            )
+        return memory - beside
+
     def with_options(self, **options: Any) -> Strategy:
         """Return the strategy with other options: its own two, or those of its builder or selector.
 
@@ -124,6 +153,37 @@ class Strategy:
                 return replace(self, **{part: changed})
         known = ["num_samples", "exact", *_options(self.build), *_options(self.selector)]
         raise InputError(f"this strategy has no option {name}; it has {', '.join(known)}")
+
+
+def _columns_of_one(build: Callable[[Problem], Any], problem: Problem) -> Columns | None:
+    """Build the space of the first point alone, to see how wide its vector is; ``None`` if it stores none."""
+    generator = torch.Generator()
+    generator.set_state(problem.generator.get_state())
+    features = None if problem.features is None else as_pool(problem.features.take([0]))
+    alone = replace(
+        problem,
+        pool=as_pool(problem.pool.take([0])),
+        features=features,
+        labelled=None,
+        labelled_features=None,
+        generator=generator,
+        memory=None,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return getattr(build(alone), "columns", None)
+
+
+def _bytes_of_blocks(problem: Problem) -> int:
+    """Return the bytes that blocks of predictions need beyond what counts as the libraries'."""
+    if problem.model is None:
+        return 0
+    theta = problem.model.sample(problem.num_samples, torch.Generator())
+    each = problem.model.conditional(problem.pool.take([0]), theta)
+    numbers = numbers_a_row(each) * rows_at_a_time(each, limits.POOL_BLOCK)
+    if numbers <= limits.MAPPED_NUMBERS:
+        return 0
+    return min(limits.BLOCK_NUMBER_BYTES * numbers, limits.MOST_BLOCK_BYTES)
 
 
 def _options(part: Any) -> list[str]:

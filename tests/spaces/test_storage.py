@@ -1,5 +1,6 @@
 """Vectors in memory and on disk, and the memory that a process may hold."""
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import coresift
-from coresift.checks import check_memory
+from coresift.checks import check_memory, held_bytes
 from coresift.pool import as_pool, keep_rows
 from coresift.posteriors import BayesianLinearRegression
 from coresift.spaces.storage import InMemory, OnDisk, map_pool
@@ -50,6 +51,16 @@ def test_ways_to_say_a_limit(memory):
 def test_limits_that_cannot_be(memory):
     with pytest.raises(coresift.InputError, match="memory is"):
         check_memory(memory, 1000)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to see the resident set")
+def test_the_caller_s_arrays_count():
+    before = held_bytes()
+    rows = np.ones(10**8)
+    assert 7e8 < held_bytes() - before < 9e8
+    options = {"budget": 2, "strategy": "k-center", "resources": coresift.Resources("1GB")}
+    with pytest.raises(coresift.InputError, match=r"memory is '1GB'.* the process holds .* already"):
+        coresift.select(rows[:1000, None], **options)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to see the resident set")
@@ -93,7 +104,7 @@ def test_features_of_a_network_go_to_a_file_too():
 @pytest.mark.parametrize("strategy", ["acs-fw", "acs-fisher", "maxent", "random", "greedy-logdet"])
 def test_what_does_not_fit_says_so(strategy, monkeypatch):
     monkeypatch.setattr("coresift.limits.LIBRARY_BYTES", 0)
-    monkeypatch.setattr("coresift.selection.check_memory", lambda memory, size: memory)
+    monkeypatch.setattr("coresift.selection.check_memory", lambda memory, *_: memory)
     pool = normal(1000, 3)
     posterior = BayesianLinearRegression().fit(pool[:20], pool[:20, 0])
     resources = coresift.Resources(30_000)
@@ -106,7 +117,7 @@ def test_what_does_not_fit_says_so(strategy, monkeypatch):
 def test_wide_rows_do_not_fit(monkeypatch):
     """Of gradients, room is needed for each number."""
     monkeypatch.setattr("coresift.limits.LIBRARY_BYTES", 0)
-    monkeypatch.setattr("coresift.selection.check_memory", lambda memory, size: memory)
+    monkeypatch.setattr("coresift.selection.check_memory", lambda memory, *_: memory)
     resources = coresift.Resources(10**6)
     options = {"budget": 3, "strategy": "badge", "resources": resources}
     probs = normal(4, 1000, 3).softmax(-1)
@@ -121,7 +132,7 @@ def test_features_go_to_a_file(strategy, monkeypatch, capsys):
     options = {"budget": 4, "strategy": strategy, "labelled": labelled}
     expected = coresift.select(pool, **options).index.tolist()
     monkeypatch.setattr("coresift.limits.LIBRARY_BYTES", 0)
-    monkeypatch.setattr("coresift.selection.check_memory", lambda memory, size: memory)
+    monkeypatch.setattr("coresift.selection.check_memory", lambda memory, *_: memory)
     # The distances of all pairs among 4000 points take 192 MB.
     memory = 193 * 10**6 if strategy == "k-medoids" else 10**5
     batch = coresift.select(pool, resources=coresift.Resources(memory), **options)
@@ -156,8 +167,25 @@ def test_engines_that_there_are(options, message):
         resources = coresift.Resources("600MB")
         coresift.select(np.load("pool.npy", mmap_mode="r"), budget=3, strategy="lcmd", resources=resources)
         """,
+        # An array of the caller's, and rows so wide that a block of 8192 would be all of them.
+        """
+        resources = coresift.Resources("1000MB")
+        coresift.select(torch.rand(3000, 20_000), budget=3, strategy="k-center", resources=resources)
+        """,
+        # Vectors of 50,000 numbers in float64, and as many for each point that is taken.
+        """
+        probs = torch.rand(50, 200, 1000)
+        options = dict(probs=probs.div_(probs.sum(-1, keepdim=True)), strategy="greedy-logdet", budget=100)
+        try:
+            coresift.select(**options, resources=coresift.Resources("850MB"))
+        except coresift.InputError as error:
+            assert "200 vectors of 50,000 numbers and a batch of 100" in str(error), error
+        else:
+            raise AssertionError("it does not fit")
+        coresift.select(**options, resources=coresift.Resources("1000MB"))
+        """,
     ],
-    ids=["many classes", "many points"],
+    ids=["many classes", "many points", "wide rows", "wide vectors"],
 )
 def test_the_limit_is_kept_while_vectors_are_computed_with(lines, tmp_path):
     np.save(tmp_path / "pool.npy", np.random.default_rng(0).normal(size=(1_500_000, 10)).astype(np.float32))
@@ -170,4 +198,5 @@ def test_the_limit_is_kept_while_vectors_are_computed_with(lines, tmp_path):
     found = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
     )
-    assert int(found.stdout) < (800e6 if "800MB" in lines else 600e6)
+    limit = max(int(number) for number in re.findall(r'Resources\("(\d+)MB"', lines))
+    assert int(found.stdout) < 1e6 * limit

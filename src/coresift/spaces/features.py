@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from coresift.limits import POOL_BLOCK
+from coresift.limits import FEATURE_NUMBERS, POOL_BLOCK, SPACE_WORKING_SET
 from coresift.pool import Pool, as_pool, read
 from coresift.posteriors.base import LastLayerPosterior, Posterior
 from coresift.spaces.base import selectable
@@ -55,7 +55,8 @@ def feature_space(
         return (found.float() if x.dtype == torch.float32 else found).mT
 
     with torch.no_grad():
-        columns = map_pool(pool, POOL_BLOCK, lambda block: columns_of(block.x), memory)
+        block = max(1, min(POOL_BLOCK, FEATURE_NUMBERS // max(1, pool.take([0]).numel())))
+        columns = map_pool(pool, block, lambda block: columns_of(block.x), memory)
         anchors = None
         if labelled is not None:
             parts = [columns_of(block.x) for block in read(as_pool(labelled))]
@@ -74,7 +75,12 @@ def _subtract_mean(columns: Columns) -> tuple[Tensor, int]:
     exponent = excess_exponent(largest_entry(columns.part(part) for part in columns.parts()))
     total = torch.zeros(columns.shape[0], 1, dtype=torch.float64, device=columns.device)
     for part in columns.parts():
-        total += divide(columns.part(part), exponent).sum(1, keepdim=True, dtype=torch.float64)
+        table = divide(columns.part(part), exponent)
+        # A few rows at a time, in the same place: in float64 all would need twice the memory again.
+        height = max(1, SPACE_WORKING_SET // table.shape[1])
+        fine = torch.empty(height, table.shape[1], dtype=torch.float64, device=table.device)
+        for rows, sums in zip(torch.split(table, height), torch.split(total, height), strict=True):
+            sums += fine[: len(rows)].copy_(rows).sum(1, keepdim=True)
     mean = (total / len(columns)).to(columns.dtype)
     for part in columns.parts():
         columns.part(part).sub_(mean)

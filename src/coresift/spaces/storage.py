@@ -173,8 +173,7 @@ def map_pool(
         values = vectors(chunk)
         kind, device = dtype or values.dtype, values.device
         if columns is None:
-            width = (len(values) + limits.NUMBERS_PER_POINT) * kind.itemsize
-            needed = (width + limits.BYTES_PER_POINT) * len(pool) + limits.LIBRARY_BYTES
+            needed = bytes_per_vector(len(values), kind) * len(pool) + limits.LIBRARY_BYTES
             if memory is None or needed <= memory or device.type != "cpu":
                 columns = InMemory.empty(len(values), len(pool), kind, device)
             else:
@@ -185,6 +184,11 @@ def map_pool(
         columns.write(chunk.start, values)
     assert columns is not None, "a pool holds at least one row"
     return columns
+
+
+def bytes_per_vector(width: int, dtype: torch.dtype) -> int:
+    """Return what a point takes in memory: its vector of ``width`` numbers, and what is kept next to it."""
+    return (width + limits.NUMBERS_PER_POINT) * dtype.itemsize + limits.BYTES_PER_POINT
 
 
 def _announce(columns: OnDisk) -> None:
