@@ -28,7 +28,7 @@ def suggestion(word: object, known: Iterable[str]) -> str:
     "did you mean 'yacht'?"
     """
     known = sorted(known)
-    near = get_close_matches(str(word).lower(), known, n=3, cutoff=0.5)
+    near = get_close_matches(str(word).lower(), known)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(known)}"
 
 

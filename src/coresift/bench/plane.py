@@ -91,7 +91,7 @@ def probit_pictures(num_problems: int = 20) -> tuple[Figure, str]:
     ):
         batches = [problem.batch(strategy).numpy() for problem in problems]
         distances = [nearest_distance(batch) for batch in batches]
-        note = f"mean distance to the nearest other point of the batch: {distances[0]:.2f}"
+        note = f"mean distance to the nearest other: {distances[0]:.2f}"
         panels.append(BatchPanel(title, batches[0], surface, note))
         means.append(np.mean(distances))
     return batch_picture(panels, plane), (

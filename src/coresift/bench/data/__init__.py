@@ -1,4 +1,4 @@
-"""Tables and images to experiment on: the published ones by name, and files of one's own."""
+"""Load tables and images to experiment on: published ones by name, and files of the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files to images: one reader for each form that image sets come in, and a writer of sheets."""
+"""Read images: one reader for each form of file; with a writer of sheets."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _read_split(labels: Path, shape: Shape) -> tuple[Pixels, Array]:
 
 
 def _idx(path: Path, axes: int) -> Pixels:
-    """The bytes of an idx file: two zeros, the type, the number of axes, their sizes, and the numbers."""
+    """Read an idx file: two zeros, the type, the number of axes, their sizes, and the bytes."""
     opened = gzip.open if path.suffix == ".gz" else open
     with reading(path, f"bytes along {axes} axes"), opened(path, "rb") as file:
         content = file.read()
@@ -196,13 +196,13 @@ def _idx(path: Path, axes: int) -> Pixels:
 
 
 def _joined(batches: Sequence[tuple[Array, Array]]) -> Arrays:
-    """The training set from all batches but the last, which is the test set; copied, to be written to."""
+    """Join all batches but the last, the test set, into the training set; both are copies."""
     (*x, test_x), (*y, test_y) = zip(*batches, strict=True)
     return np.concatenate(x), np.concatenate(y), test_x.copy(), test_y.copy()
 
 
 def _records(path: Path, shape: Shape) -> tuple[Pixels, Pixels]:
-    """The images (n, channels, height, width) and labels (n,) of records: a label, then an image."""
+    """Read the images (n, channels, height, width) and labels (n,) of records: a label, then an image."""
     length, record = path.stat().st_size, 1 + prod(shape)
     if length == 0 or length % record:
         raise InputError(
@@ -214,7 +214,7 @@ def _records(path: Path, shape: Shape) -> tuple[Pixels, Pixels]:
 
 
 class _Kept:
-    """Stands in for all that a pickled array is made with: keeps what it is given and computes nothing."""
+    """Replaces all that a pickled array is made with: keeps its arguments and computes nothing."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -224,7 +224,7 @@ class _Kept:
 
 
 def _as_bytes(text: str, encoding: str) -> bytes:
-    """What ``_codecs.encode`` does for Python 3 when it writes bytes to an old pickle."""
+    """Do what ``_codecs.encode`` does when Python 3 writes bytes to an old pickle."""
     return text.encode("latin1")
 
 
@@ -247,7 +247,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(path: Path, shape: Shape) -> tuple[Pixels, Array]:
-    """The images (n, channels, height, width) and labels (n,) of a pickled dictionary."""
+    """Read the images (n, channels, height, width) and labels (n,) of a pickled dictionary."""
     with reading(path, "a pickled batch of CIFAR-10, data and labels"), path.open("rb") as file:
         batch = _Unpickler(file, encoding="bytes").load()
         # Python 2 wrote the keys as bytes.

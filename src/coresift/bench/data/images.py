@@ -1,4 +1,4 @@
-"""The registry of image sets: where they are to be had, and how to know them again."""
+"""Registry of image sets: where to get them, and how to check them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ImageSource:
     counts, test_counts : (C,) images of each class for training and for testing.
     means : (channels,) of the training images, from 0 for black to 1, to four decimals.
     forms : the official files and what reads them.
-    origin : where those files are to be had.
+    origin : where to get those files.
     licence : what they may be used for.
     """
 
@@ -131,7 +131,7 @@ def are_images(name_or_path: str | Path) -> bool:
 
 
 def load_images(name_or_path: str | Path, folder: str | Path | None = None) -> Images:
-    """Load a published image set by name, or images of one's own by the path of their file.
+    """Load a published image set by name, or images of the user by the path of their file.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def load_images(name_or_path: str | Path, folder: str | Path | None = None) -> I
 
 
 def _read_own(path: Path) -> Images:
-    """Images of one's own, whose classes are in the order of their labels."""
+    """Read images of the user, whose classes are in the order of their labels."""
     x, y, test_x, test_y = read_arrays([path])
     for name, pixels, labels in (("x", x, y), ("test_x", test_x, test_y)):
         last = pixels.ndim == 4 and min(pixels.shape[1:3]) > 4 and pixels.shape[3] in (1, 3, 4)
@@ -191,7 +191,7 @@ def _read_own(path: Path) -> Images:
         raise InputError(f"{path}: images are {x.shape[1:]} for training, but {test_x.shape[1:]} for testing")
     if y.dtype.kind + test_y.dtype.kind not in ("ii", "iu", "ui", "uu", "UU", "bb"):
         raise InputError(
-            f"{path}: y is of type {y.dtype} and test_y of type {test_y.dtype}, expected whole numbers or "
+            f"{path}: y is of type {y.dtype} and test_y of type {test_y.dtype}, expected integers or "
             "words in both; astype(int) or astype(str) makes them so"
         )
     classes, codes = np.unique(np.concatenate([y.tolist(), test_y.tolist()]), return_inverse=True)
@@ -205,7 +205,7 @@ def _read_own(path: Path) -> Images:
 
 
 def _find(name: str, source: ImageSource, folder: Path) -> tuple[Form, Sequence[Path]]:
-    """The first form all of whose files are there, and these."""
+    """Find the first form with all of its files."""
     forms = (SHEETS, *source.forms, Form((f"{name}.npz",), read_arrays))
     incomplete = []
     for place in (folder / name, folder / "images" / name, folder):
@@ -226,13 +226,13 @@ def _find(name: str, source: ImageSource, folder: Path) -> tuple[Form, Sequence[
 
 
 def _present(path: Path) -> Path | None:
-    """The file, packed or unpacked, if there is one."""
+    """Return the file, packed or unpacked, if there is one."""
     unpacked = path.with_suffix("") if path.suffix == ".gz" else path
     return next((file for file in (path, unpacked) if file.is_file()), None)
 
 
 def _difference(source: ImageSource, arrays: Arrays) -> str | None:
-    """What tells the arrays from the published set, in words; nothing if they are the same."""
+    """Describe how the arrays differ from the published set; ``None`` if they do not."""
     x, y, test_x, test_y = arrays
     for split, pixels, labels, counts in (
         ("training", x, y, source.counts),
@@ -247,7 +247,7 @@ def _difference(source: ImageSource, arrays: Arrays) -> str | None:
         if labels.shape != shape[:1] or labels.dtype.kind not in "iu":
             return (
                 f"its {split} labels have shape {labels.shape} and type {labels.dtype}, "
-                f"expected {shape[:1]} and whole numbers"
+                f"expected {shape[:1]} and integers"
             )
         if labels.min() < 0 or labels.max() >= len(counts):
             return (
@@ -256,7 +256,7 @@ def _difference(source: ImageSource, arrays: Arrays) -> str | None:
         seen = tuple(np.bincount(labels.astype(np.int64), minlength=len(counts)).tolist())
         if seen != counts:
             return f"its {split} classes have {seen} images, expected {counts}"
-    # Sums in whole numbers: a copy of x in floating point would take eight times its memory.
+    # Sums in integers: a copy of x in floating point would take eight times its memory.
     means = x.sum((0, 2, 3), dtype=np.uint64) / (255 * x[:, 0].size)
     if np.abs(means - source.means).max() > 1e-4:
         seen_means = ", ".join(f"{mean:.4f}" for mean in means)

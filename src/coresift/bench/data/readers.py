@@ -1,4 +1,4 @@
-"""Files to tables: one reader for each form that data comes in."""
+"""Read tables: one reader for each form of file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Numbers: TypeAlias = npt.NDArray[np.float32 | np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows, and what is to be predicted of them.
+    """Rows, and what to predict for them.
 
     Attributes
     ----------
     name : for headings.
     x : (N, d) features in float64, or in float32 where the table is large or the file was.
-    y : (N,) targets; of words, their places among ``classes``.
+    y : (N,) targets; for words, their indices in ``classes``.
     target : what ``y`` is, with its unit, for axes.
     classes : the words that the file has for targets, sorted; ``None`` where they are numbers.
     """
@@ -146,7 +146,7 @@ def _from_arrow(path: Path, columns: Any, target: str, dtype: npt.DTypeLike = np
 
 
 def _encoded(words: npt.NDArray[np.str_]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
-    """Different words, sorted, and the place (N,) of each word among them."""
+    """Return the different words, sorted, and the index (N,) of each word among them."""
     classes, codes = np.unique(words, return_inverse=True)
     return tuple(classes.tolist()), codes
 
@@ -159,7 +159,7 @@ def _checked(
     target: str,
     classes: tuple[str, ...] | None = None,
 ) -> Table:
-    """The table, if it has rows and features and none of its numbers is missing."""
+    """Return the table, if it has rows and features and no missing numbers."""
     if x.size == 0:
         raise InputError(f"{path} holds {x.shape[0]} rows of {x.shape[1]} features")
     for numbers, labels in ((x, names), (y[:, None], [target])):

@@ -1,4 +1,4 @@
-"""The registry: published tables, where they are to be had, and how to know them again."""
+"""Registry of published tables: where to get them, and how to check them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Source:
     target : what is predicted, with its unit.
     shape : of x.
     file, read : the official file's name and what reads it.
-    origin : where that file is to be had.
+    origin : where to get that file.
     checksum : `checksum` of the first ``checksum_rows`` rows, all by default.
     target_range : the least and the greatest target.
     dtype : of x.
@@ -106,7 +106,7 @@ TABLES: dict[str, Source] = {
 def load_table(
     name_or_path: str | Path, folder: str | Path | None = None, target: str | None = None
 ) -> Table:
-    """Load a published table by name, or a file of one's own by its path.
+    """Load a published table by name, or a file of the user by its path.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def load_table(
         ``.parquet`` file, or an ``.npz`` file of arrays ``x`` and ``y``.
     folder : where published tables lie, as ``<name>.npz`` or the official file; by default what the
         environment variable ``CORESIFT_DATA`` names, or else ``data``. ``"energy"`` comes with the package.
-    target : the column of a file of one's own that is to be predicted, by default the last.
+    target : the column of a file of the user that is to be predicted, by default the last.
 
     >>> table = load_table("energy")
     >>> table.x.shape, table.target
@@ -174,7 +174,7 @@ def _load_published(name: str, folder: Path) -> Table:
 
 
 def _difference(source: Source, x: Numbers, y: Numbers) -> str | None:
-    """What tells x and y from the published table, in words; nothing if they are the same."""
+    """Describe how x and y differ from the published table; ``None`` if they do not."""
     if x.shape != source.shape:
         return f"it has shape {x.shape}, expected {source.shape}"
     low, high = source.target_range
