@@ -61,12 +61,12 @@ CUDA_BLOCK = 512  # points that a program reads at a time, a power of two
 CUDA_ROWS = 16  # rows of a block that are loaded before the first is used, a power of two
 CUDA_WARPS = 4  # of 32 threads, in a program
 CUDA_PROGRAMS = 4  # for each multiprocessor
-CUDA_GRAPH_STEPS = 32  # steps recorded into one CUDA graph
+CUDA_GRAPH_STEPS = 32, 8, 1  # steps recorded into one CUDA graph
 CUDA_RUN_LENGTH = 512  # steps made without asking the host
 CUDA_SUM_COPIES = 8  # of the cluster sums, so that fewer programs wait to add to the same one
 
 # --- scores and selectors
-FIRST_RUN = 32  # steps that are looked ahead on a GPU, at first
+SHORTEST_RUN = 8  # steps looked ahead on a GPU, at least
 LONGEST_RUN = 512  # and at most
 SCORED_NUMBERS = 2**22  # numbers in a block of rows that is scored, at most
 BALD_NUMBERS = 2**24  # numbers that samples of a model return for a block of rows, at most

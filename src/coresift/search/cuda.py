@@ -116,7 +116,7 @@ class _Scan:
 
 
 class _Repeated:
-    """Repeats a step on tensors in fixed memory; on a GPU as CUDA graphs of many steps and of one.
+    """Repeats a step on tensors in fixed memory; on a GPU as CUDA graphs of several lengths.
 
     It does not keep the step, which would keep its owner alive until Python looks for cycles.
     """
@@ -131,7 +131,8 @@ class _Repeated:
         """Make ``times`` steps, and return the states after each, stacked."""
         logs = []
         while times > 0:
-            length = limits.CUDA_GRAPH_STEPS if times >= limits.CUDA_GRAPH_STEPS and self._compiled else 1
+            lengths = limits.CUDA_GRAPH_STEPS if self._compiled else (1,)
+            length = next(length for length in lengths if length <= times)
             logs.append(self._many(step, length))
             times -= length
         return logs[0] if len(logs) == 1 else tuple(torch.cat(parts) for parts in zip(*logs, strict=True))

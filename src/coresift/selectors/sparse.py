@@ -183,14 +183,16 @@ class _Run:
         self.rest = Target(space.total(), norm_sum(space))
         self.fit = self._first = selector._fit(space, self.rest)
         self.residuals: list[float] = []
-        self._times = limits.FIRST_RUN
+        self._times = limits.SHORTEST_RUN
         self._fresh = False  # whether the target is a new one, with no step towards it yet
 
     def _moves(self, search: CosineSearch, most: int, close: bool = False) -> list[Move]:
         """The next steps, at most ``most``, of which the first may be refused."""
-        moves = self.fit.look_ahead(search, min(self._times, most), close)
-        self._times = min(2 * len(moves), limits.LONGEST_RUN)
-        return moves
+        return self.fit.look_ahead(search, min(self._times, most), close)
+
+    def _plan(self, accepted: int) -> None:
+        """Look ahead twice as far as steps were accepted the last time: the others were made in vain."""
+        self._times = min(max(2 * accepted, limits.SHORTEST_RUN), limits.LONGEST_RUN)
 
     def _comes_closer(self, move: Move) -> bool:
         reached = self.fit.residual <= self.selector.tolerance * self.fit.norm
@@ -235,6 +237,7 @@ class _Run:
                 n = member(move)
                 self.fit.follow(move, n)
             self.fit.accept(moves)
+            self._plan(len(moves))
             steps -= len(moves)
 
     def fill(self) -> None:
@@ -247,7 +250,9 @@ class _Run:
             moves = self._moves(search, selection.budget - len(selection.chosen), close=True)
             if moves[0].point < 0:
                 raise FloatingPointError("no inner product is a number: the vectors' scales are out of range")
+            before = len(selection.chosen)
             self.fit.accept(moves[: self._take_new(search, moves)])
+            self._plan(len(selection.chosen) - before)
             # Steps that were looked at in vain have closed their points.
             undone = [move.point for move in moves if move.point >= 0 and selection.open[move.point]]
             search.reopen(torch.tensor(undone, dtype=torch.long))
