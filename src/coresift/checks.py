@@ -164,14 +164,16 @@ def check_index(index: Iterable[int], size: int, what: str) -> Index:
     return np.unique(array).astype(np.int64)
 
 
-def check_several(each: Distribution) -> None:
-    """Raise where ``each``, of batch shape (J, n), holds a single posterior sample."""
+def check_samples(each: Distribution) -> None:
+    """Raise where posterior samples, of batch shape (J, n), cannot disagree: one sample, or one class."""
     if each.batch_shape[0] < 2:
         names = "'margin' or 'maxent'" if isinstance(each, Categorical | Bernoulli) else "'variance'"
         raise InputError(
             "a single posterior sample cannot disagree with itself; pass at least two, or choose by what one "
             f"model says: {names}"
         )
+    if isinstance(each, Categorical):
+        check_classes(each.probs.shape[-1])
 
 
 def check_classes(num_classes: int) -> None:

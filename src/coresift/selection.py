@@ -27,8 +27,7 @@ from coresift.pool import ArrayPool, Pool, PoolLike, as_array, as_float, as_pool
 from coresift.posteriors.base import Posterior
 from coresift.posteriors.network import split_last_layer
 from coresift.posteriors.samples import ClassSamples, GaussianSamples
-from coresift.spaces.likelihood import default_num_samples
-from coresift.spaces.problem import Problem
+from coresift.spaces.problem import Problem, default_num_samples
 from coresift.strategies import DEFAULT, STRATEGIES, Strategy, find_strategy
 from coresift.threads import enough_threads
 from coresift.types import Batch, make_generator
@@ -136,7 +135,7 @@ def select(
         features = pool
     measured, measured_labelled = _features(features, len(source))
     memory = check_memory(resources.memory, len(source), held)
-    if resources.engine is None:  # otherwise the workers apply a network themselves
+    if resources.engine is None and not from_predictions:  # workers apply a network themselves
         before = source
         model, source, known = split_last_layer(model, source, known, memory)
         if memory is not None and source is not before:

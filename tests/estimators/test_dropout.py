@@ -9,7 +9,6 @@ from torch.distributions import Independent, MixtureSameFamily, Normal, Poisson
 from coresift import InputError, select
 from coresift.estimators.dropout import DropoutClassifier, DropoutPosterior, DropoutRegressor
 from coresift.estimators.ensemble import EnsemblePosterior
-from coresift.posteriors import samples
 from coresift.posteriors.samples import ClassSamples, FunctionPosterior, categorical, own_generator
 from coresift.posteriors.softmax import SoftmaxPosterior
 from coresift.spaces.likelihood import expected_log_likelihood
@@ -228,7 +227,7 @@ def test_predictive_holds_a_block_of_rows_at_a_time(posterior, outputs, size, mo
         return conditional(self, x, theta)
 
     monkeypatch.setattr(type(posterior), "conditional", watched)
-    monkeypatch.setattr(samples, "_AT_A_TIME", 30 * outputs * size)
+    monkeypatch.setattr("coresift.limits.PREDICTIVE_NUMBERS", 30 * outputs * size)
     blocks = posterior.predictive(x)
     assert max(seen) == size and sum(seen) == 20
     assert type(blocks) is type(whole) and blocks.batch_shape == whole.batch_shape
@@ -247,11 +246,11 @@ def test_tables_of_predictions_are_read_a_block_at_a_time(monkeypatch):
         return checked(self, x)
 
     monkeypatch.setattr(ClassSamples, "_checked", watched)
-    monkeypatch.setattr(samples, "_AT_A_TIME", 30 * 3 * 7)
+    monkeypatch.setattr("coresift.limits.PREDICTIVE_NUMBERS", 30 * 3 * 7)
     torch.testing.assert_close(ClassSamples(30).predictive(probs).probs, whole.probs)
     assert max(seen) == 7 and sum(seen) == 20
     # Scores read fewer rows at a time, too.
-    monkeypatch.setattr("coresift.scores.base._AT_A_TIME", 30 * 3 * 4)
+    monkeypatch.setattr("coresift.limits.SCORED_NUMBERS", 30 * 3 * 4)
     seen.clear()
     assert len(select(probs=probs.transpose(0, 1), strategy="maxent", budget=2)) == 2 and max(seen) == 4
 

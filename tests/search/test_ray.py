@@ -148,7 +148,9 @@ def test_duplicates_and_vectors_of_norm_zero(rows):
     some = np.concatenate([rows[:20], np.zeros((30, 4), np.float32), np.repeat(rows[:10], 10, 0)])
     posterior, _ = regression(rows)
     for name in ("acs-fw", "predictive-lcmd"):
-        pools = [problem(some, posterior, num_samples=8) for _ in range(2)]
+        # Sampled predictions of copies in other blocks differ by rounding; closed forms do not.
+        exact = name == "predictive-lcmd"
+        pools = [replace(problem(some, posterior, num_samples=8), exact=exact) for _ in range(2)]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*have zero norm")
             expected = STRATEGIES[name].run(pools[0], 25)

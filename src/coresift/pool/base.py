@@ -63,7 +63,7 @@ def read(pool: Pool, size: int = POOL_BLOCK) -> Iterator[Chunk]:
         for block in blocks(pool, size):
             check_finite(block.x, first + block.start)
             yield block
-            advance(len(block))
+            advance(len(block.x))
 
 
 def first_row(pool: Pool) -> int:

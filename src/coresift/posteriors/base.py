@@ -1,4 +1,4 @@
-"""What a model must offer: a posterior over its parameters, seen through samples and predictions."""
+"""Define what a model must offer: a posterior over its parameters, seen through samples and predictions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.distributions import Distribution
 
 @runtime_checkable
 class Posterior(Protocol):
-    """p(theta | D0), as the spaces and scores need it.
+    """Describes p(theta | D0) as spaces and scores need it.
 
-    Three methods make a model usable; `coresift.testing.check_posterior` tells whether they fit together.
+    Three methods make a model usable; `coresift.testing.check_posterior` checks that they fit together.
     """
 
     def sample(self, num: int, generator: torch.Generator) -> Any:
@@ -31,7 +31,7 @@ class Posterior(Protocol):
 
 @runtime_checkable
 class FiniteSamples(Posterior, Protocol):
-    """A posterior that is known by K samples and no more; its predictive is their mixture."""
+    """A posterior of which only K samples are known; its predictive is their mixture."""
 
     @property
     def num_samples(self) -> int:
@@ -41,17 +41,17 @@ class FiniteSamples(Posterior, Protocol):
 
 @runtime_checkable
 class LastLayerPosterior(Posterior, Protocol):
-    """A posterior whose parameters enter linearly in features: what gradients of a last layer need.
+    """A posterior whose parameters act linearly on features, as gradients of a last layer need it.
 
     ``conditional(x, theta)`` equals ``likelihood(outputs(features(x), theta), theta)``.
     """
 
     def features(self, x: Tensor) -> Tensor:
-        """(n, D) what the last layer sees of ``x``."""
+        """Return (n, D) the last layer's input for ``x``."""
         ...
 
     def outputs(self, features: Tensor, theta: Any) -> Tensor:
-        """(J, n, C) the last layer's linear outputs."""
+        """Return (J, n, C) the last layer's linear outputs."""
         ...
 
     def likelihood(self, outputs: Tensor, theta: Any) -> Distribution:

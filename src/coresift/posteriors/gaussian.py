@@ -1,4 +1,4 @@
-"""What models with Gaussian weights on given features share."""
+"""Share what models with Gaussian weights on given features have in common."""
 
 from __future__ import annotations
 
@@ -34,33 +34,33 @@ class GaussianWeights(ABC):
 
     def __post_init__(self) -> None:
         check_shape(self.covariance, (len(self.mean), len(self.mean)), "the posterior covariance")
-        _ = self.factor  # raises where the covariance is none
+        _ = self.factor  # raises where the matrix is no covariance
 
     def to(self, device: torch.device | str) -> Self:
-        """The same on another device."""
+        """Return the posterior on another device."""
         return replace(self, mean=self.mean.to(device), covariance=self.covariance.to(device))
 
     @cached_property
     def factor(self) -> Tensor:
-        """(d, d) lower Cholesky factor of the covariance."""
+        """(d, d) the lower Cholesky factor of the covariance."""
         return check_covariance(self.covariance, "posterior covariance")
 
     def sample(self, num: int, generator: torch.Generator) -> Any:
-        """(J, d) draws of theta."""
-        return self.mean + self.deviations(num, generator)
+        """Draw (J, d) samples of theta."""
+        return self.mean + self.centred_samples(num, generator)
 
-    def deviations(self, num: int, generator: torch.Generator) -> Tensor:
-        """(J, d) draws of theta - mean, made on the CPU so that a seed means the same everywhere."""
+    def centred_samples(self, num: int, generator: torch.Generator) -> Tensor:
+        """Draw (J, d) samples of theta - mean, on the CPU so that a seed means the same on all devices."""
         normal = torch.randn(num, len(self.mean), dtype=self.mean.dtype, generator=generator)
         return normal.to(self.mean.device) @ self.factor.mT
 
     def features(self, x: Tensor) -> Tensor:
-        """(n, d) the rows themselves, in the posterior's precision."""
+        """Return (n, d) the rows themselves, in the posterior's precision."""
         check_shape(x, (None, len(self.mean)), "x")
         return x.to(self.mean)
 
     def outputs(self, features: Tensor, theta: Any) -> Tensor:
-        """(J, n, 1) theta_j^T x_n."""
+        """Return (J, n, 1) theta_j^T x_n."""
         weights: Tensor = theta
         return (weights @ features.mT).unsqueeze(-1)
 
@@ -76,19 +76,19 @@ class GaussianWeights(ABC):
         return self.likelihood(self.outputs(self.features(x), theta), theta)
 
     def function_variance(self, x: Tensor) -> Tensor:
-        """(n,) s_nn = x_n^T covariance x_n, in float64."""
+        """Return (n,) s_nn = x_n^T covariance x_n, in float64."""
         return quadratic(self.features(x).double(), self.covariance.double())
 
 
 def quadratic(x: Tensor, matrix: Tensor) -> Tensor:
-    """(n,) x_n^T matrix x_n."""
+    """Return (n,) x_n^T matrix x_n."""
     return ((x @ matrix) * x).sum(-1)
 
 
 def check_labelled(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Labelled rows (n, d) and targets (n,) as float tensors of one type, or an error."""
-    # Halves become float32: they are too few digits to solve with.
-    x, y = (as_float(one.detach() if isinstance(one, Tensor) else as_array(one)) for one in (x, y))
+    """Return labelled rows (n, d) and targets (n,) as float tensors of one type, or raise."""
+    # Halves become float32: they have too few digits to solve with.
+    x, y = (as_float(given.detach() if isinstance(given, Tensor) else as_array(given)) for given in (x, y))
     check_shape(x, (None, None), "x")
     check_shape(y, (len(x),), "y")
     check_finite(x, what="labelled x")
@@ -97,7 +97,7 @@ def check_labelled(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gaussian_prior(mean: float | Tensor, covariance: float | Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Prior mean (d,) and precision (d, d) from numbers, vectors or matrices, in the precision of ``x``."""
+    """Return the prior mean (d,) and precision (d, d) from numbers, vectors or matrices, typed like ``x``."""
     size = x.shape[1]
     matrix = torch.as_tensor(covariance, dtype=x.dtype, device=x.device)
     if matrix.ndim < 2:

@@ -68,9 +68,11 @@ class NormalInverseGammaPosterior(GaussianWeights):
             )
 
     def sample(self, num: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """(J, d) draws of theta and (J,) of the noise variance."""
+        """Draw (J, d) samples of theta and (J,) of the noise variance."""
         noise_variance = self.rate / _standard_gamma(self.shape, num, generator).to(self.mean)
-        return self.mean + noise_variance.sqrt()[:, None] * self.deviations(num, generator), noise_variance
+        return self.mean + noise_variance.sqrt()[:, None] * self.centred_samples(
+            num, generator
+        ), noise_variance
 
     def outputs(self, features: Tensor, theta: tuple[Tensor, Tensor]) -> Tensor:
         return super().outputs(features, theta[0])
@@ -85,7 +87,7 @@ class NormalInverseGammaPosterior(GaussianWeights):
 
 @dataclass(frozen=True)
 class BayesianLinearRegression:
-    """Linear regression with a Gaussian prior, solved exactly.
+    """Fits linear regression with a Gaussian prior, exactly.
 
     The columns of x are used as they are: append a column of ones for an intercept.
 
@@ -114,7 +116,7 @@ class BayesianLinearRegression:
         n may be zero, for the prior itself, where the noise is known or ``noise_shape`` is above 1.
         """
         given, y = check_labelled(x, y)
-        x, y = given.double(), y.double()  # which float32 can be too coarse to solve
+        x, y = given.double(), y.double()  # float32 can be too coarse to solve
         prior_mean, prior_precision = gaussian_prior(self.prior_mean, self.prior_covariance, x)
         noise = 1.0 if self.noise_variance is None else self.noise_variance
         check_positive(noise, "noise_variance")
@@ -133,7 +135,7 @@ class BayesianLinearRegression:
 
 
 def _standard_gamma(shape: float, num: int, generator: torch.Generator) -> Tensor:
-    """(num,) draws of Gamma(shape, 1), in float64."""
-    # torch draws gammas from its global generator only; NumPy takes a seed of ours.
+    """Draw (num,) samples of Gamma(shape, 1), in float64."""
+    # torch draws gammas only from its global generator; NumPy takes a seed.
     seed = int(torch.randint(2**62, (), generator=generator))
     return torch.from_numpy(np.random.default_rng(seed).standard_gamma(shape, num))

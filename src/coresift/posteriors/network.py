@@ -1,4 +1,4 @@
-"""A network with a Bayesian last layer: features by the network, everything else by the layer's posterior."""
+"""A network with a Bayesian last layer: the network makes features, the layer's posterior does the rest."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
 
+from coresift.limits import NETWORK_NUMBERS, NETWORK_ROWS
 from coresift.pool import ArrayPool, Pool, as_pool, keep_rows, read
 from coresift.posteriors.base import LastLayerPosterior, Posterior
 from coresift.posteriors.samples import mixture
 from coresift.threads import enough_threads
 from coresift.types import InputError
-
-# Rows that a network is given at a time, and the numbers in them, at most: what a wide network computes on
-# the way takes many times the memory of the images themselves.
-_ROWS, _NUMBERS = 1024, 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +33,7 @@ class NetworkPosterior:
     head: Posterior
 
     def to(self, device: torch.device | str) -> NetworkPosterior:
-        """The same on another device; the network moves there, as modules do."""
+        """Return the posterior on another device; the network moves there, as modules do."""
         head: Any = self.head
         return NetworkPosterior(self.network.to(device), head.to(device))
 
@@ -59,8 +56,8 @@ class NetworkPosterior:
         return self.head.predictive(self.features(x))
 
     def map_pool(self, pool: Pool, memory: int | None = None) -> ArrayPool:
-        """The pool as the last layer sees it: run through the network once, and kept in memory or, if that is
-        more than a quarter of ``memory`` bytes, in a temporary file.
+        """Run the pool through the network once, and keep the features: in memory or, where they need more
+        than a quarter of ``memory`` bytes, in a temporary file.
         """
         size = rows_per_pass(next(pool.chunks()).x.shape[1:])
         return keep_rows((self.features(block.x) for block in read(pool, size)), len(pool), memory)
@@ -69,14 +66,14 @@ class NetworkPosterior:
     def _last_layer(self) -> LastLayerPosterior:
         if not isinstance(self.head, LastLayerPosterior):
             raise InputError(
-                "several networks have no last layer in common to take gradients of; fit with num_members=1, "
+                "several networks share no last layer to take gradients of; fit with num_members=1, "
                 "or choose a strategy that needs no gradients, such as 'acs-fw'"
             )
         return self.head
 
 
 class SideBySide(nn.ModuleList):
-    """Several networks as one: rows (n, ...) -> their features, one beside the other, (n, K D).
+    """Joins several networks: rows (n, ...) -> the features of all, concatenated, (n, K D).
 
     >>> SideBySide([nn.Identity(), nn.Flatten()])(torch.ones(4, 3)).shape
     torch.Size([4, 6])
@@ -88,10 +85,9 @@ class SideBySide(nn.ModuleList):
 
 @dataclass(frozen=True, eq=False)
 class MixedHeads:
-    """Last layers for regression on networks `SideBySide`, mixed in equal parts.
+    """Mixes last layers for regression on networks `SideBySide`, in equal parts.
 
-    The predictive is the Gaussian with the mixture's mean and variance, for the reason that `GaussianSamples`
-    gives.
+    The predictive is the Gaussian with the mixture's mean and variance; see `GaussianSamples`.
 
     Attributes
     ----------
@@ -110,18 +106,18 @@ class MixedHeads:
         return MixedHeads(tuple(head.to(device) for head in heads))
 
     def sample(self, num: int, generator: torch.Generator) -> list[Any]:
-        """Draws from each head, ``num`` in all and as evenly as can be."""
+        """Draw from each head, ``num`` samples in all, as evenly as possible."""
         each, rest = divmod(num, len(self.heads))
         return [head.sample(each + (k < rest), generator) for k, head in enumerate(self.heads)]
 
     def features(self, x: Tensor) -> Tensor:
-        """(n, K D) the rows themselves."""
+        """Return (n, K D) the rows themselves."""
         return x
 
     def conditional(self, x: Tensor, theta: list[Any]) -> Distribution:
-        """Batch shape (J, n), the draws from the first head first."""
+        """Return batch shape (J, n), the samples of the first head first."""
         parts = zip(self.heads, x.tensor_split(len(self.heads), -1), theta, strict=True)
-        return _joined([head.conditional(part, one) for head, part, one in parts], torch.cat)
+        return _joined([head.conditional(part, samples) for head, part, samples in parts], torch.cat)
 
     def predictive(self, x: Tensor) -> Distribution:
         parts = zip(self.heads, x.tensor_split(len(self.heads), -1), strict=True)
@@ -129,8 +125,9 @@ class MixedHeads:
 
 
 def _joined(each: list[Distribution], join: Callable[[list[Tensor]], Tensor]) -> Distribution:
-    """Gaussians of the same means and variances, as one distribution."""
-    normal = Normal(join([one.mean for one in each]), join([one.stddev for one in each]), validate_args=False)
+    """Join Gaussians into one distribution."""
+    means, stds = join([part.mean for part in each]), join([part.stddev for part in each])
+    normal = Normal(means, stds, validate_args=False)
     return Independent(normal, 1, validate_args=False) if each[0].event_shape else normal
 
 
@@ -145,9 +142,9 @@ def split_last_layer(
 
 
 def input_tensor(network: nn.Module) -> Tensor:
-    """A tensor of the device and precision that a network's rows should have: its first.
+    """Return a tensor of the device and precision that a network expects of its rows: its first.
 
-    A `Standardise` in front wants more precision than the layers.
+    A `Standardise` in front needs more precision than the layers.
     """
     tensors: Iterable[Tensor] = network.state_dict().values()
     return next(value for value in tensors if value.is_floating_point())
@@ -155,7 +152,7 @@ def input_tensor(network: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def outputs_of(network: nn.Module, x: Tensor) -> Tensor:
-    """(n, ...) what a network in evaluation mode makes of rows (n, ...), of a few at a time."""
+    """Return (n, ...) the outputs of a network in evaluation mode, computed for a few rows at a time."""
     where = input_tensor(network)
     parts = torch.split(x, rows_per_pass(x.shape[1:]))
     with enough_threads(len(parts[0]) * sum(weights.numel() for weights in network.parameters())):
@@ -163,9 +160,9 @@ def outputs_of(network: nn.Module, x: Tensor) -> Tensor:
 
 
 def rows_per_pass(shape: Sequence[int]) -> int:
-    """How many rows of this shape a network is given at once.
+    """Return how many rows of this shape a network is given at a time.
 
     >>> rows_per_pass((30,)), rows_per_pass((3, 224, 224))
     (1024, 27)
     """
-    return max(1, min(_ROWS, _NUMBERS // max(1, math.prod(shape))))
+    return max(1, min(NETWORK_ROWS, NETWORK_NUMBERS // max(1, math.prod(shape))))

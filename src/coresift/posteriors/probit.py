@@ -1,4 +1,4 @@
-"""Bayesian probit regression: a Gaussian over the weights, fitted by expectation propagation or Laplace."""
+"""Bayesian probit regression: Gaussian weights, fitted by expectation propagation or Laplace."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ProbitPosterior(GaussianWeights):
 
 @dataclass(frozen=True)
 class BayesianProbitRegression:
-    """Probit regression with a Gaussian prior and a Gaussian approximation of the posterior.
+    """Fits probit regression with a Gaussian prior and a Gaussian approximation of the posterior.
 
     The columns of x are used as they are: append a column of ones for an intercept. Computed in float64,
     returned in the precision of x.
@@ -61,7 +61,7 @@ class BayesianProbitRegression:
         ``"laplace"`` takes the mode and the curvature there.
     prior_mean : a number or (d,).
     prior_covariance : a variance shared by all weights, (d,) variances, or a (d, d) covariance.
-    max_iterations : a RuntimeWarning tells when they did not suffice.
+    max_iterations : a RuntimeWarning says when they were too few.
     tolerance : the fit ends when an iteration moves it by less, in posterior standard deviations.
 
     References
@@ -99,24 +99,26 @@ class BayesianProbitRegression:
         x = given.double()
         mean, precision = gaussian_prior(self.prior_mean, self.prior_covariance, x)
         signed = x * (2 * y.double() - 1)[:, None]  # p(y | x, theta) = Phi(theta^T signed) for either label
-        solve = self._propagate if self.method == "ep" else self._climb
+        solve = self._expectation_propagation if self.method == "ep" else self._laplace
         mean, covariance = solve(signed, mean, precision)
         return ProbitPosterior(mean.to(given), covariance.to(given))
 
-    def _propagate(self, x: Tensor, prior_mean: Tensor, prior_precision: Tensor) -> tuple[Tensor, Tensor]:
-        """Expectation propagation: mean (d,) and covariance (d, d) for signed rows ``x`` (n, d).
+    def _expectation_propagation(
+        self, x: Tensor, prior_mean: Tensor, prior_precision: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean (d,) and covariance (d, d) for signed rows ``x`` (n, d).
 
         Each label's likelihood is replaced by a site exp(shift_n f - precision_n f^2 / 2) in f = theta^T x_n,
-        chosen so that swapping it for the likelihood leaves mean and variance of f unchanged. All sites
-        are updated together, part of the way each time, and less far once they are seen to overshoot.
+        such that mean and variance of f are the same with either. All sites are updated together, by damped
+        steps, with more damping once they overshoot.
         """
         site_precision, site_shift = torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0])
         shift, damping, change = prior_precision @ prior_mean, 0.5, math.inf
         for _ in range(self.max_iterations):
             mean, covariance = _gaussian(prior_precision, shift, x, site_precision, site_shift)
             f_mean, f_variance = x @ mean, quadratic(x, covariance)
-            # The cavity: f with its own site taken out. Sites of a log-concave likelihood are
-            # non-negative, so what is left is a proper Gaussian.
+            # The cavity: f without its own site. Sites of a log-concave likelihood are non-negative, and
+            # the rest is therefore a proper Gaussian.
             rest = 1 - site_precision * f_variance
             cavity_mean = (f_mean - site_shift * f_variance) / rest
             cavity_variance = f_variance / rest
@@ -140,12 +142,12 @@ class BayesianProbitRegression:
             self._warn("expectation propagation", change)
         return mean, covariance
 
-    def _climb(self, x: Tensor, prior_mean: Tensor, prior_precision: Tensor) -> tuple[Tensor, Tensor]:
-        """Laplace: the mode (d,), by Newton's method, and the inverse curvature there (d, d)."""
+    def _laplace(self, x: Tensor, prior_mean: Tensor, prior_precision: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mode (d,), found by Newton's method, and the inverse curvature there (d, d)."""
 
         def log_density(theta: Tensor) -> float:
-            drift = theta - prior_mean
-            return float(torch.special.log_ndtr(x @ theta).sum() - 0.5 * drift @ prior_precision @ drift)
+            shift = theta - prior_mean
+            return float(torch.special.log_ndtr(x @ theta).sum() - 0.5 * shift @ prior_precision @ shift)
 
         mode, height = prior_mean, log_density(prior_mean)
         for _ in range(self.max_iterations):
@@ -176,7 +178,7 @@ class BayesianProbitRegression:
 def _gaussian(
     prior_precision: Tensor, prior_shift: Tensor, x: Tensor, precision: Tensor, shift: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Mean (d,) and covariance (d, d) of a Gaussian prior times Gaussian sites along rows ``x`` (n, d)."""
+    """Return mean (d,) and covariance (d, d) of a Gaussian prior times Gaussian sites along rows (n, d)."""
     covariance = torch.cholesky_inverse(
         torch.linalg.cholesky(prior_precision + x.mT @ (precision[:, None] * x))
     )
@@ -184,15 +186,15 @@ def _gaussian(
 
 
 def _log_cdf_derivatives(z: Tensor) -> tuple[Tensor, Tensor]:
-    """First derivative of log Phi and minus the second, which lies between 0 and 1."""
-    # phi / Phi through erfcx: nothing underflows, for z as far out as one likes.
+    """Return the first derivative of log Phi and minus the second, which lies between 0 and 1."""
+    # phi / Phi through erfcx, which does not underflow for any z.
     slope = math.sqrt(2 / math.pi) / torch.special.erfcx(-z / math.sqrt(2))
     return slope, (slope * (z + slope)).clamp(0, 1)
 
 
 def _bernoulli(z: Tensor) -> Bernoulli:
-    """Y = 1 with probability Phi(z)."""
-    # log Phi(z) - log Phi(-z) keeps the small one of the two probabilities, where Phi(z) would round to 1.
+    """Return the distribution of Y = 1 with probability Phi(z)."""
+    # log Phi(z) - log Phi(-z) keeps the smaller of the two probabilities, where Phi(z) would round to 1.
     logits = torch.special.log_ndtr(z) - torch.special.log_ndtr(-z)
-    # They are about z^2 / 2, which has to stay a number.
+    # They are about z^2 / 2, which has to stay finite.
     return Bernoulli(logits=logits.clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT))

@@ -1,7 +1,7 @@
-"""Any model at all, through its samples: how a network, an ensemble or a dropout model of your own comes in.
+"""Models known by samples: how a network, an ensemble or a dropout model of your own comes in.
 
-Predictions that are already computed are themselves the pool: a row holds what the K samples say of one
-point. Where the predictions must be computed chunk by chunk, hand in a function instead.
+Predictions that are already computed are themselves the pool: a row holds the K samples' predictions for one
+point. Where predictions must be computed chunk by chunk, pass a function instead.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any, TypeVar
 
 import torch
@@ -19,26 +20,19 @@ from torch.nn.functional import logsigmoid
 from coresift.checks import check_integer, check_probabilities, check_shape
 from coresift.types import InputError
 
-# A tree or a saturated softmax says "impossible" where it means "not seen": log 0 would make one sample's
-# opinion outweigh everything, so probabilities are floored before they are compared.
+# A tree or a saturated softmax gives probability zero where it means "not seen". With log 0, one sample would
+# outweigh all others; therefore probabilities are floored before they are compared.
 FLOOR = 1e-6
-# The floors of all classes together are at most this: of thousands of classes, each at FLOOR, a sure point
-# would seem unsure.
-_MOST_FLOORED = 1e-5
-# Numbers that a predictive holds at a time, over all samples, a block of rows and what is said of each: a
-# quarter of a gigabyte with what is computed on the way. A pool's own blocks of ten classes stay whole.
-_AT_A_TIME = 2**23
-# Numbers that a block of points holds while it is mapped, as a rule.
-_WORKING_SET = 2**20
-# Rows that a function is shown to see how much it says of one: single rows are where mistakes of shape hide.
-_A_FEW = 16
+# The floors of all classes together are at most this: with thousands of classes at FLOOR, a sure point would
+# seem unsure.
+_LARGEST_FLOORED = 1e-5
 
 Predictive = TypeVar("Predictive", bound=Distribution)
 
 
 @dataclass(frozen=True)
 class ClassSamples:
-    """Class probabilities from K posterior samples; a pool row is a (K, C) table.
+    """Reads class probabilities of K posterior samples; a pool row is a (K, C) table.
 
     >>> probs_N_K_C = torch.tensor([[[0.9, 0.1], [0.1, 0.9]]])
     >>> ClassSamples(num_samples=2).predictive(probs_N_K_C).probs
@@ -48,7 +42,7 @@ class ClassSamples:
     num_samples: int
 
     def sample(self, num: int, generator: torch.Generator) -> Tensor:
-        """Positions of up to ``num`` of the K samples, without repetition."""
+        """Return indices of up to ``num`` of the K samples, without repetition."""
         return choose(self.num_samples, num, generator)
 
     def conditional(self, x: Tensor, theta: Tensor) -> Categorical:
@@ -64,23 +58,22 @@ class ClassSamples:
     def _checked(self, x: Tensor) -> Tensor:
         check_shape(x, (None, self.num_samples, None), "a chunk of class probabilities")
         check_probabilities(x)
-        # In float64: where samples agree but for a few digits, float32 would leave only rounding of them.
+        # In float64: where samples differ only in the last digits, float32 would leave only rounding.
         return _floored(x.double())
 
 
 @dataclass(frozen=True)
 class GaussianSamples:
-    """Gaussian predictions from K posterior samples; a pool row is a (K, 2) table of means and variances.
+    """Reads Gaussian predictions of K posterior samples; a pool row is a (K, 2) table of means and variances.
 
-    The predictive, a mixture of K Gaussians, is replaced by the Gaussian of the same mean and variance:
-    the expected log-likelihood under the mixture is then exact, and only the entropy, a constant in
-    theta, is an upper bound.
+    The predictive, a mixture of K Gaussians, is replaced by the Gaussian of the same mean and variance. The
+    expected log-likelihood is then still exact, and only the entropy, a constant in theta, is an upper bound.
     """
 
     num_samples: int
 
     def sample(self, num: int, generator: torch.Generator) -> Tensor:
-        """Positions of up to ``num`` of the K samples, without repetition."""
+        """Return indices of up to ``num`` of the K samples, without repetition."""
         return choose(self.num_samples, num, generator)
 
     def conditional(self, x: Tensor, theta: Tensor) -> Normal:
@@ -99,7 +92,7 @@ class GaussianSamples:
 
 @dataclass(frozen=True)
 class SampledPredictions:
-    """A function of a chunk that returns what K posterior samples predict, all at once.
+    """Wraps a function of a chunk that returns the predictions of K posterior samples at once.
 
     Parameters
     ----------
@@ -122,7 +115,7 @@ class SampledPredictions:
         return (ClassSamples if self.classes else GaussianSamples)(self.num_samples)
 
     def sample(self, num: int, generator: torch.Generator) -> Tensor:
-        """Positions of up to ``num`` of the K samples, without repetition."""
+        """Return indices of up to ``num`` of the K samples, without repetition."""
         return self._table.sample(num, generator)
 
     def conditional(self, x: Tensor, theta: Tensor) -> Distribution:
@@ -134,7 +127,7 @@ class SampledPredictions:
 
 @dataclass(frozen=True)
 class FunctionPosterior:
-    """A function of a chunk and of one posterior sample that returns a torch Distribution.
+    """Wraps a function of a chunk and one posterior sample that returns a torch Distribution.
 
     Parameters
     ----------
@@ -142,7 +135,7 @@ class FunctionPosterior:
     samples : theta_1..theta_K, anything the function understands: state dicts, networks, seeds.
 
     The predictive is the mixture over all K samples: exact for classes, the Gaussian of the same mean and
-    variance for Gaussians, and a `MixtureSameFamily` for everything else.
+    variance for Gaussians, and a `MixtureSameFamily` for other families.
 
     >>> posterior = FunctionPosterior(lambda x, slope: Normal(slope * x[:, 0], 1.0), [0.0, 1.0, 2.0])
     >>> posterior.predictive(torch.tensor([[3.0]])).mean
@@ -161,92 +154,107 @@ class FunctionPosterior:
         return len(self.samples)
 
     def sample(self, num: int, generator: torch.Generator) -> list[Any]:
-        """Up to ``num`` of the samples, without repetition."""
+        """Return up to ``num`` of the samples, without repetition."""
         return [self.samples[int(k)] for k in choose(len(self.samples), num, generator)]
 
     def conditional(self, x: Tensor, theta: list[Any]) -> Distribution:
         return stack([self.function(x, sample) for sample in theta])
 
     def predictive(self, x: Tensor) -> Distribution:
-        everyone = list(self.samples)
-        numbers = len(everyone) * numbers_a_row(stack([self.function(x[:_A_FEW], everyone[0])]))
-        return by_blocks(lambda rows: mixture(self.conditional(rows, everyone)), x, numbers)
+        samples = list(self.samples)
+        numbers = len(samples) * numbers_a_row(stack([self.function(x[: limits.TRIAL_ROWS], samples[0])]))
+        return by_blocks(lambda rows: mixture(self.conditional(rows, samples)), x, numbers)
 
 
+@singledispatch
 def mixture(each: Distribution) -> Distribution:
-    """The mixture of K equal parts (K, n) -> (n,), in the form that `FunctionPosterior` names."""
-    if isinstance(each, Categorical):
-        return Categorical(probs=mean_over(each.probs))
-    if isinstance(each, Bernoulli):
-        # Through logits, which know how near to one a probability is that rounds to one.
-        logits = each.logits.double()
-        yes, no = (logsigmoid(side * logits).logsumexp(0) for side in (1, -1))
-        agreed = (logits == logits[0]).all(0)
-        return Bernoulli(logits=torch.where(agreed, logits[0], yes - no))
-    if isinstance(each, Normal):
-        return _matched_normal(each.mean, each.variance)
-    if isinstance(each, Independent) and isinstance(each.base_dist, Normal):
-        return Independent(mixture(each.base_dist), each.reinterpreted_batch_ndims, validate_args=False)
+    """Return the mixture of K equal parts (K, n) -> (n,), in the form that `FunctionPosterior` names."""
     parts = _parameters(each, lambda value: value.movedim(0, 1))
     weights = Categorical(probs=torch.ones(parts.batch_shape, device=getattr(parts, _names(parts)[0]).device))
     return MixtureSameFamily(weights, parts)
 
 
+@mixture.register
+def _(each: Categorical) -> Distribution:
+    return Categorical(probs=mean_over(each.probs))
+
+
+@mixture.register
+def _(each: Bernoulli) -> Distribution:
+    # Logits keep how near to one a probability is that rounds to one.
+    logits = each.logits.double()
+    yes, no = (logsigmoid(side * logits).logsumexp(0) for side in (1, -1))
+    agreed = (logits == logits[0]).all(0)
+    return Bernoulli(logits=torch.where(agreed, logits[0], yes - no))
+
+
+@mixture.register
+def _(each: Normal) -> Distribution:
+    return _matched_normal(each.mean, each.variance)
+
+
+@mixture.register
+def _(each: Independent) -> Distribution:  # type: ignore[type-arg]
+    if not isinstance(each.base_dist, Normal):
+        return mixture.dispatch(object)(each)
+    return Independent(mixture(each.base_dist), each.reinterpreted_batch_ndims, validate_args=False)
+
+
 def mean_over(each: Tensor) -> Tensor:
-    """(...) the mean of (K, ...), exact where all K agree: a rounded sum would make them seem to differ."""
+    """Return (...) the mean of (K, ...), exact where all K are equal, which a rounded sum is not."""
     return each[0] + (each - each[0]).mean(0)
 
 
 def numbers_a_row(each: Distribution) -> int:
-    """How many numbers J samples of batch shape (J, n) say of one row."""
+    """Return how many numbers J samples, of batch shape (J, n), predict for one row."""
     width = each.probs.shape[-1] if isinstance(each, Categorical) else each.event_shape.numel()
     return int(each.batch_shape[0] * width)
 
 
 def rows_at_a_time(each: Distribution, most: int) -> int:
-    """How many rows to map at a time, at most, given what J samples say of a few: a power of two.
+    """Return how many rows to map at a time, a power of two, given the predictions for a few of them.
 
     A part of a pool that begins at a multiple of 8192 is then cut at the same rows as the whole.
     """
     numbers = numbers_a_row(each)
-    # A block of 64 rows is quicker than single ones, as long as it is not too large.
-    size = max(_WORKING_SET // numbers, min(64, _AT_A_TIME // numbers), 1)
+    # A block of 64 rows is faster than single rows, as long as it is not too large.
+    size = max(limits.MAPPED_NUMBERS // numbers, min(64, limits.PREDICTIVE_NUMBERS // numbers), 1)
     return int(2 ** int(math.log2(min(size, most))))
 
 
 def by_blocks(predictive: Callable[[Tensor], Predictive], x: Tensor, numbers: int) -> Predictive:
-    """``predictive(x)``, of batch shape (n,), from as many rows at a time as fit into memory.
+    """Return ``predictive(x)``, of batch shape (n,), computed for as many rows at a time as fit into memory.
 
     Parameters
     ----------
     predictive : a function of rows alone, in one of the forms of `mixture`.
-    numbers : what one row takes on the way: for each sample, what it says of the row.
+    numbers : how many numbers the samples predict for one row.
     """
-    size = max(_AT_A_TIME // max(numbers, 1), 1)
-    joined: Predictive = _end_to_end([predictive(rows) for rows in torch.split(x, size)])
+    size = max(limits.PREDICTIVE_NUMBERS // max(numbers, 1), 1)
+    joined: Predictive = _concatenated([predictive(rows) for rows in torch.split(x, size)])
     return joined
 
 
 def categorical(logits: Tensor) -> Categorical:
-    """Classes of probability softmax(logits), as `ClassSamples` would take them: floored, in float64."""
+    """Return classes of probability softmax(logits), floored and in float64 as in `ClassSamples`."""
     return Categorical(probs=_floored(logits.double().softmax(-1)), validate_args=False)
 
 
-def gaussian(mean: Tensor, deviation: Tensor) -> Distribution:
-    """Gaussians of batch shape (J, n) from (J, n, O), in float64; several outputs are independent."""
-    normal = Normal(mean.double(), deviation.double(), validate_args=False)
+def gaussian(mean: Tensor, std: Tensor) -> Distribution:
+    """Return Gaussians of batch shape (J, n) from (J, n, O), in float64; several outputs are independent."""
+    normal = Normal(mean.double(), std.double(), validate_args=False)
     if mean.shape[-1] > 1:
         return Independent(normal, 1, validate_args=False)
     return Normal(normal.loc.squeeze(-1), normal.scale.squeeze(-1), validate_args=False)
 
 
 def _floored(probs: Tensor) -> Tensor:
-    probs = probs.clamp(min=min(FLOOR, _MOST_FLOORED / probs.shape[-1]))
+    probs = probs.clamp(min=min(FLOOR, _LARGEST_FLOORED / probs.shape[-1]))
     return probs / probs.sum(-1, keepdim=True)
 
 
 def stack(distributions: list[Distribution]) -> Distribution:
-    """One distribution of batch shape (J, n) from J of batch shape (n,) and one family."""
+    """Return one distribution of batch shape (J, n) from J of one family with batch shape (n,)."""
     families = {type(distribution) for distribution in distributions}
     if len(families) > 1:
         names = ", ".join(sorted(family.__name__ for family in families))
@@ -261,23 +269,23 @@ def stack(distributions: list[Distribution]) -> Distribution:
     return _rebuild(first, stacked)
 
 
-def _end_to_end(parts: list[Any]) -> Any:
-    """One distribution of batch shape (n,) from several of one family, for some of the rows each."""
+def _concatenated(parts: list[Any]) -> Any:
+    """Return one distribution of batch shape (n,) from parts of one family, each for some of the rows."""
     first = parts[0]
     if len(parts) == 1:
         return first
     if isinstance(first, Independent):
-        base = _end_to_end([part.base_dist for part in parts])
+        base = _concatenated([part.base_dist for part in parts])
         return Independent(base, first.reinterpreted_batch_ndims, validate_args=False)
     if isinstance(first, MixtureSameFamily):
-        weights = _end_to_end([part.mixture_distribution for part in parts])
-        return MixtureSameFamily(weights, _end_to_end([part.component_distribution for part in parts]))
+        weights = _concatenated([part.mixture_distribution for part in parts])
+        return MixtureSameFamily(weights, _concatenated([part.component_distribution for part in parts]))
     names = ["probs"] if isinstance(first, Categorical) else _names(first)
     return _rebuild(first, {name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
 def _names(distribution: Distribution) -> list[str]:
-    """Names of the arguments that rebuild a distribution."""
+    """Return the names of the arguments that rebuild a distribution."""
     names = list(distribution.arg_constraints)
     if "logits" in names and "probs" in names:
         names.remove("probs")
@@ -304,20 +312,21 @@ def _rebuild(distribution: Distribution, arguments: dict[str, Any]) -> Distribut
 
 
 def _matched_normal(mean: Tensor, variance: Tensor) -> Normal:
-    """(n,) the Gaussian with the mean and variance of a mixture of K equal parts (K, n)."""
+    """Return (n,) the Gaussian with the mean and variance of a mixture of K equal parts (K, n)."""
     spread = mean.var(0, correction=0)
     return Normal(mean.mean(0), (variance.mean(0) + spread).sqrt(), validate_args=False)
 
 
 def own_generator() -> torch.Generator:
-    """For the draws that predictions are the mean of: not with a seed that people choose, or what they draw
-    with that would be the same draws.
+    """Return the generator of the samples that a predictive averages over.
+
+    Its seed is one that people do not choose: with theirs, these samples would be the ones they draw.
     """
     return torch.Generator().manual_seed(0x5EED_0F_0A_C0DE)
 
 
 def choose(available: int, num: int, generator: torch.Generator) -> Tensor:
-    """(min(num, available),) distinct positions; all of them, in order, where that is what is asked."""
+    """Return (min(num, available),) distinct indices; all of them, in order, where ``num`` is as many."""
     num = check_integer(num, 0, "num")
     if num >= available:
         return torch.arange(available)

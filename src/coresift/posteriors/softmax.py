@@ -13,22 +13,22 @@ from coresift.checks import check_integer, check_shape
 from coresift.posteriors.samples import by_blocks, own_generator
 from coresift.types import InputError
 
-# Log probabilities stop here: one that rounds to minus infinity would rule an outcome out for good.
+# The smallest log probability: minus infinity would rule an outcome out for good.
 _LOWEST = -30.0
 
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxPosterior:
-    """W ~ N(mean, diag(deviation^2) + sum_r factor_r factor_r^T), y | x, W ~ Categorical(softmax(W x)).
+    """W ~ N(mean, diag(std^2) + sum_r factor_r factor_r^T), y | x, W ~ Categorical(softmax(W x)).
 
     A mean-field posterior has no factor; a full covariance has as many as its Cholesky factor has columns.
 
     Attributes
     ----------
     mean : (C, D)
-    deviation : (C, D), at least zero.
+    std : (C, D) standard deviations, at least zero.
     factor : (R, C, D); R may be zero.
-    num_predictive : how many draws of W the predictive averages over; always the same ones.
+    num_predictive : how many samples of W the predictive averages over; always the same ones.
 
     >>> posterior = SoftmaxPosterior(torch.zeros(3, 2), torch.ones(3, 2), torch.zeros(0, 3, 2))
     >>> posterior.conditional(torch.ones(4, 2), posterior.sample(5, torch.Generator())).batch_shape
@@ -36,37 +36,38 @@ class SoftmaxPosterior:
     """
 
     mean: Tensor
-    deviation: Tensor
+    std: Tensor
     factor: Tensor
     num_predictive: int = 100
 
     def to(self, device: torch.device | str) -> SoftmaxPosterior:
-        """The same on another device."""
-        mean, deviation, factor = (one.to(device) for one in (self.mean, self.deviation, self.factor))
-        return replace(self, mean=mean, deviation=deviation, factor=factor)
+        """Return the posterior on another device."""
+        return replace(
+            self, mean=self.mean.to(device), std=self.std.to(device), factor=self.factor.to(device)
+        )
 
     def __post_init__(self) -> None:
         num_predictive = check_integer(self.num_predictive, 1, "num_predictive")
         object.__setattr__(self, "num_predictive", num_predictive)
         check_shape(self.mean, (None, None), "the mean of the weights")
-        check_shape(self.deviation, tuple(self.mean.shape), "the deviation of the weights")
+        check_shape(self.std, tuple(self.mean.shape), "the std of the weights")
         check_shape(self.factor, (None, *self.mean.shape), "the factor of the weights")
-        if bool((self.deviation < 0).any()):
-            raise InputError(f"a deviation is {float(self.deviation.min()):.3g}, expected at least zero")
+        if bool((self.std < 0).any()):
+            raise InputError(f"a standard deviation is {float(self.std.min()):.3g}, expected at least zero")
 
     def sample(self, num: int, generator: torch.Generator) -> Tensor:
-        """(J, C, D) draws of the weights, made on the CPU so that a seed means the same everywhere."""
+        """Draw (J, C, D) samples of the weights, on the CPU so that a seed means the same on all devices."""
         own = torch.randn(num, *self.mean.shape, generator=generator).to(self.mean)
         shared = torch.randn(num, len(self.factor), generator=generator).to(self.mean)
-        return self.mean + own * self.deviation + torch.einsum("jr,rcd->jcd", shared, self.factor)
+        return self.mean + own * self.std + torch.einsum("jr,rcd->jcd", shared, self.factor)
 
     def features(self, x: Tensor) -> Tensor:
-        """(n, D) the rows themselves, in the posterior's precision."""
+        """Return (n, D) the rows themselves, in the posterior's precision."""
         check_shape(x, (None, self.mean.shape[1]), "x")
         return x.to(self.mean)
 
     def outputs(self, features: Tensor, theta: Tensor) -> Tensor:
-        """(J, n, C) the logits."""
+        """Return (J, n, C) the logits."""
         return features @ theta.mT
 
     def likelihood(self, outputs: Tensor, theta: Tensor) -> Categorical:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
-from coresift.checks import check_finite, check_integer, check_several
+from coresift.checks import check_finite, check_integer, check_samples
 from coresift.errors import InputError
 from coresift.limits import BALD_FEWEST_ROWS, BALD_MOST_ROWS, BALD_NUMBERS, PROBIT_NODES
 from coresift.pool import Pool
@@ -63,7 +63,7 @@ def bald(
 def _sampled(posterior: Posterior, theta: object) -> Callable[[Tensor], Tensor]:
     def gain(x: Tensor) -> Tensor:
         each = posterior.conditional(x, theta)
-        check_several(each)
+        check_samples(each)
         # For classes, both terms use the same draws and share their noise. A predictive that is the mean of
         # other draws would leave a difference that is small compared to the noise of the two.
         discrete = isinstance(each, Categorical | Bernoulli)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coresift import limits
 from coresift.checks import check_finite, check_shape
-from coresift.limits import POOL_BLOCK, SCORED_NUMBERS
 from coresift.pool import Pool, read
 from coresift.types import Index
 
@@ -42,13 +42,13 @@ class Score:
         return [row.tobytes() for row in (self.pool.take(index) + 0.0).cpu().numpy()]
 
 
-def score_pool(function: Callable[[Tensor], Tensor], pool: Pool, block: int = POOL_BLOCK) -> Score:
+def score_pool(function: Callable[[Tensor], Tensor], pool: Pool, block: int = limits.POOL_BLOCK) -> Score:
     """Score a pool with a function from rows (n, ...) to numbers (n,), ``block`` rows at a time.
 
     Blocks of large rows, such as the predictions of many samples for many classes, have fewer rows.
     """
     width = next(pool.chunks()).x[0].numel()
-    block = max(min(block, SCORED_NUMBERS // max(width, 1)), 1)
+    block = max(min(block, limits.SCORED_NUMBERS // max(width, 1)), 1)
     with torch.no_grad():
         values = [function(chunk.x).double().cpu() for chunk in read(pool, block)]
     return Score(torch.cat(values), pool)

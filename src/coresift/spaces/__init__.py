@@ -7,7 +7,6 @@ from coresift.spaces.fisher import exact_fisher_space, fisher_space, last_layer_
 from coresift.spaces.gradient import badge_space
 from coresift.spaces.likelihood import (
     Likelihood,
-    default_num_samples,
     exact_likelihood_space,
     likelihood_space,
     sampled_likelihood_space,
@@ -15,7 +14,7 @@ from coresift.spaces.likelihood import (
 from coresift.spaces.outer import OuterKernel, OuterSpace
 from coresift.spaces.predictive import Predictive, exact_predictive_rows, predictive_space
 from coresift.spaces.probit import ProbitFisherSpace
-from coresift.spaces.problem import Problem
+from coresift.spaces.problem import Problem, default_num_samples
 from coresift.spaces.vectors import VectorSpace
 
 __all__ = [

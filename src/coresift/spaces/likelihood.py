@@ -20,7 +20,7 @@ from torch.distributions import (
 )
 from torch.nn.functional import logsigmoid
 
-from coresift.checks import check_classes, check_finite, check_integer, check_several
+from coresift.checks import check_finite, check_integer, check_samples
 from coresift.errors import InputError
 from coresift.limits import NUM_OUTCOMES, POOL_BLOCK
 from coresift.pool import Pool, as_pool, first_row
@@ -56,19 +56,6 @@ class Likelihood:
             exact=problem.exact,
             memory=problem.memory,
         )
-
-
-def default_num_samples(budget: int) -> int:
-    """Return J, the number of posterior samples for a batch of ``budget`` points.
-
-    In J dimensions about J points reproduce the whole pool, and further choices mean nothing. Therefore J is
-    twice the budget: at least 128, since inner products have a relative error of about 1/sqrt(J), and at most
-    1024, since memory and time grow with J.
-
-    >>> [default_num_samples(budget) for budget in (10, 200, 5000)]
-    [128, 400, 1024]
-    """
-    return min(max(2 * check_integer(budget, 1, "budget"), 128), 1024)
 
 
 def likelihood_space(
@@ -124,7 +111,7 @@ def sampled_likelihood_space(
     Parameters
     ----------
     posterior : sampled once; the same theta_1..theta_J serve all points.
-    num_samples : J; see `default_num_samples`. Fewer where the posterior holds fewer.
+    num_samples : J; see `coresift.spaces.default_num_samples`. Fewer where the posterior holds fewer.
     labelled : (M, ...) labelled points, mapped along with the pool.
     centred : subtract each point's mean over theta, so that inner products estimate covariances. A
         constant added to a log-likelihood does not change the posterior; only the centred product ignores it.
@@ -158,13 +145,6 @@ def sampled_likelihood_space(
 
     with torch.no_grad():
         return VectorSpace(map_rows(pool, memory), None if labelled is None else map_rows(as_pool(labelled)))
-
-
-def check_samples(each: Distribution) -> None:
-    """Raise where posterior samples, of batch shape (J, n), cannot disagree: one sample, or one class."""
-    check_several(each)
-    if isinstance(each, Categorical):
-        check_classes(each.probs.shape[-1])
 
 
 def expected_log_likelihood(predictive: Distribution, conditional: Distribution, seed: int = 0) -> Tensor:

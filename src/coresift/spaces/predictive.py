@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution
 
-from coresift.checks import check_classes, check_finite, check_integer
+from coresift.checks import check_classes, check_finite, check_integer, check_samples
 from coresift.errors import InputError
 from coresift.limits import PREDICTIVE_ROWS, PROJECTED_WIDTH
 from coresift.pool import Pool, as_pool
 from coresift.posteriors.base import Posterior, closed_form
 from coresift.posteriors.samples import mean_over, rows_at_a_time
-from coresift.spaces.likelihood import check_samples
 from coresift.spaces.problem import Problem
 from coresift.spaces.storage import Columns, map_pool
 from coresift.spaces.vectors import VectorSpace

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from torch import Tensor
 
+from coresift.checks import check_integer
 from coresift.errors import InputError
 from coresift.pool import Pool
 from coresift.posteriors.base import Posterior
@@ -64,3 +65,16 @@ class Problem:
                 f"labelled= holds {len(self.labelled)} points, but features= those of "
                 f"{len(self.labelled_features)} labelled points"
             )
+
+
+def default_num_samples(budget: int) -> int:
+    """Return J, the number of posterior samples for a batch of ``budget`` points.
+
+    In J dimensions about J points reproduce the whole pool, and further choices mean nothing. Therefore J is
+    twice the budget: at least 128, since inner products have a relative error of about 1/sqrt(J), and at most
+    1024, since memory and time grow with J.
+
+    >>> [default_num_samples(budget) for budget in (10, 200, 5000)]
+    [128, 400, 1024]
+    """
+    return min(max(2 * check_integer(budget, 1, "budget"), 128), 1024)
