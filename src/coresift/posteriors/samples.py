@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, MixtureSameFamily, Normal
 from torch.nn.functional import logsigmoid
 
+from coresift import limits
 from coresift.checks import check_integer, check_probabilities, check_shape
 from coresift.types import InputError
 
