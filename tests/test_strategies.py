@@ -6,7 +6,7 @@ import torch
 from torch.distributions import Bernoulli, Categorical, Gamma, Laplace, MixtureSameFamily, Normal, Poisson
 
 import coresift
-from coresift import STRATEGIES, select
+from coresift import STRATEGIES, Resources, find_strategy, select
 from coresift.pool import ArrayPool, as_pool
 from coresift.posteriors import (
     BayesianLinearRegression,
@@ -95,6 +95,57 @@ def test_the_chunk_size_does_not_matter(strategy):
         for chunk in (1, 7, N)
     ]
     assert batches[0] == batches[1] == batches[2]
+
+
+def outcome(**given):
+    """The chosen indices, or the error."""
+    try:
+        return select(**given).index.tolist()
+    except InputError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_flags_say_what_a_strategy_needs_and_uses(strategy):
+    flags, options = STRATEGIES[strategy], {"budget": 7, "strategy": strategy}
+    assert flags.needs_model == ("needs a model" in outcome(pool=POOL, **options))
+    regression = outcome(means=normal(20, N), variances=0.3, **options)
+    assert flags.needs_classes == ("needs class probabilities" in regression)
+    given = {"pool": POOL, "posterior": ProbitPosterior(normal(4), torch.eye(4, dtype=torch.float64))}
+    with_labels, without = (outcome(**given, **options, labelled=known) for known in (POOL[:20], None))
+    assert flags.uses_labelled == (with_labels != without)
+
+
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - CLASSES_ONLY - {"k-medoids"}))
+def test_flags_say_what_streams_from_disk(strategy, monkeypatch, capsys):
+    monkeypatch.setattr("coresift.limits.LIBRARY_BYTES", 0)
+    monkeypatch.setattr("coresift.selection.check_memory", lambda memory, size: memory)
+    pool = normal(2000, 40)
+    posterior = BayesianLinearRegression(0.5).fit(pool[:50], pool[:50, 0])
+    method = find_strategy(strategy, exact=False, num_samples=64)
+    outcome(pool=pool, posterior=posterior, budget=3, strategy=method, resources=Resources(200_000))
+    assert STRATEGIES[strategy].streams == ("go to a temporary file" in capsys.readouterr().err)
+
+
+CLOSED_FORMS = {
+    "known noise": (("acs-fw", "acs-fisher", "acs-norm", "greedy-logdet"), 0.5),
+    "unknown noise": (("acs-fw", "acs-fisher", "acs-norm", "greedy-logdet"), None),
+    "probit": (("acs-fisher", "bald"), "probit"),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy"), [(model, name) for model, (names, _) in CLOSED_FORMS.items() for name in names]
+)
+def test_closed_forms_depend_on_no_seed_and_samples_do(model, strategy):
+    noise = CLOSED_FORMS[model][1]
+    posterior = ProbitPosterior(normal(4), torch.eye(4, dtype=torch.float64))
+    if noise != "probit":
+        posterior = BayesianLinearRegression(noise).fit(POOL[:8], POOL[:8, 0])
+    for exact in (True, False):
+        given = {"strategy": find_strategy(strategy, exact=exact, num_samples=4), "budget": 7}
+        batches = [outcome(pool=POOL, posterior=posterior, **given, seed=seed) for seed in range(4)]
+        assert (batches.count(batches[0]) == 4) == exact
 
 
 def test_half_precision_and_lists_come_in():
