@@ -119,7 +119,7 @@ def test_flags_say_what_a_strategy_needs_and_uses(strategy):
 @pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - CLASSES_ONLY - {"k-medoids"}))
 def test_flags_say_what_streams_from_disk(strategy, monkeypatch, capsys):
     monkeypatch.setattr("coresift.limits.LIBRARY_BYTES", 0)
-    monkeypatch.setattr("coresift.selection.check_memory", lambda memory, size: memory)
+    monkeypatch.setattr("coresift.selection.check_memory", lambda memory, size, held: memory)
     pool = normal(2000, 40)
     posterior = BayesianLinearRegression(0.5).fit(pool[:50], pool[:50, 0])
     method = find_strategy(strategy, exact=False, num_samples=64)

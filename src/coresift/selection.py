@@ -232,7 +232,7 @@ def _posterior(given: Any) -> Posterior:
     if isinstance(found, Posterior) and not isinstance(given, type):
         return found
     name = given.__name__ if isinstance(given, type) else type(given).__name__
-    if _has_posterior_once_fitted(given):
+    if hasattr(given, "posterior_type") and not isinstance(given, type):  # an estimator of this library
         raise InputError(f"{name} is not fitted yet; call fit(X, y) on it first")
     advice = "it lacks sample, conditional or predictive"
     if hasattr(given, "fit"):
@@ -240,13 +240,6 @@ def _posterior(given: Any) -> Posterior:
     if hasattr(given, "predict"):
         advice = "pass what several fits of it predict as probs=, or as means= and variances="
     raise InputError(f"{name} is no posterior: {advice}")
-
-
-def _has_posterior_once_fitted(given: Any) -> bool:
-    """Return whether an estimator declares an attribute ``posterior_``, which fitting sets."""
-    if isinstance(given, type):
-        return False
-    return any("posterior_" in vars(base).get("__annotations__", {}) for base in type(given).__mro__)
 
 
 def _features(features: Any, num_points: int) -> tuple[Pool | None, Tensor | None]:

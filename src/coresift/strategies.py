@@ -122,7 +122,7 @@ class Strategy:
             return memory
         beside = limits.COPIES_TAKEN * 8 * columns.shape[0] * taken
         needed, advice = limits.LIBRARY_BYTES + beside, "raise the limit, or choose fewer points at a time"
-        if isinstance(self.selector, GIGA | GreedyLogDet):
+        if not self.streams:
             needed += bytes_per_vector(columns.shape[0], columns.dtype) * len(problem.pool)
             advice = "raise the limit, or try 'acs-fw' or 'predictive-lcmd'"
         if needed > memory:
@@ -238,7 +238,6 @@ STRATEGIES: dict[str, Strategy] = {
         Likelihood(),
         GIGA(),
         "likelihood space, geodesic ascent",
-        streams=True,
         bytes_per_point=limits.GIGA_BYTES,
     ),
     "acs-kmeans++": Strategy(
@@ -281,7 +280,6 @@ STRATEGIES: dict[str, Strategy] = {
         Predictive(num_dimensions=None, scaling="information"),
         GreedyLogDet(),
         "jointly most informative labels",
-        streams=True,
         bytes_per_point=limits.LOG_DET_BYTES,
     ),
     "k-center": Strategy(
