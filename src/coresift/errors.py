@@ -27,7 +27,7 @@ def suggestion(word: object, known: Iterable[str]) -> str:
     >>> suggestion("yatch", ["boston", "yacht"])
     "did you mean 'yacht'?"
     """
-    known = sorted(known)
+    known = list(known)
     near = get_close_matches(str(word).lower(), known)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(known)}"
 

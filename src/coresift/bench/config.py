@@ -341,4 +341,4 @@ def _check_values(model: Mapping[str, Any]) -> None:
 def _check_words(words: Iterable[str], known: set[str], where: str) -> None:
     for word in words:
         if word not in known:
-            raise InputError(f"{where}: {word!r} is not known; {suggestion(word, known)}")
+            raise InputError(f"{where}: {word!r} is not known; {suggestion(word, sorted(known))}")
