@@ -124,8 +124,8 @@ class Constants(Averages):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         colours = super().forward(images)
-        noise = 1e6 + 0.1 * torch.arange(len(images))[:, None]
-        return torch.cat([noise, torch.zeros(len(images), 1), colours], 1)
+        noise = 1e6 + 0.1 * torch.arange(len(images)).to(colours)[:, None]
+        return torch.cat([noise, torch.zeros_like(noise), colours], 1)
 
 
 NOT_A_NETWORK = 3
