@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -92,48 +92,65 @@ def select(
 ) -> Batch:
     """Choose which points to label next.
 
-    The model comes in one of three ways: a ``posterior``, or a fitted estimator that has one, with a ``pool``
-    for it to read; class probabilities ``probs`` of K posterior samples, ensemble members or dropout passes;
-    or Gaussian ``means`` and ``variances`` of the same.
+    The model is a ``posterior``, or a fitted estimator that has one, and reads the ``pool``. Or it comes as
+    predictions of K posterior samples, ensemble members or dropout passes: class probabilities ``probs``, or
+    Gaussian ``means`` and ``variances``.
 
     Parameters
     ----------
-    pool : the unlabelled points: array, tensor, data frame, or path of a .npy, Parquet or Arrow file. Next to
-        ``probs`` or ``means``, the pool is where distances are measured, as if passed as ``features``.
+    pool : the unlabelled points: array, tensor, data frame, or path of a .npy, Parquet or Arrow file. With
+        ``probs`` or ``means``, the pool's rows are the ``features``.
     budget : how many points to choose; exactly this many are returned.
-    strategy : a name from `STRATEGIES`, or a `Strategy`: `find_strategy` returns one with options, such as
+    strategy : a name from `STRATEGIES`, or a `Strategy`, such as
         ``find_strategy("acs-fw", num_samples=64, exact=False)``.
-    posterior : a posterior, or a fitted estimator from `coresift.estimators`.
     probs : (K, N, C) class probabilities.
-    means, variances : (K, N) Gaussian predictions; ``variances`` may be anything that broadcasts, such as one
-        noise variance.
-    labelled : the points that already have labels, for strategies that keep a distance from them: those with
-        'lcmd', 'kmeans++' or 'center' in their names, and 'badge'. In the form of what describes the pool:
-        rows (M, d), probabilities (K, M, C), means (K, M) where all points share one variance, or a pair
-        (means, variances). Without any, distances are kept from the origin: from a point that the model is
-        sure about or, among features, from their mean.
-    features : (N, D), or a pair (N, D) and (M, D) where there are labelled points: where 'k-center',
-        'k-medoids', 'lcmd' and 'badge' measure distances. By default the model's own features, or the
-        pool's rows.
-    pending : indices of points already sent for labelling: they count as chosen and are not chosen again.
+    means, variances : (K, N) Gaussian predictions; ``variances`` is anything that broadcasts to them.
+    labelled : points with labels, from which 'badge' and strategies named 'lcmd', 'kmeans++' or 'center' keep
+        a distance, instead of from the origin or the features' mean. In the form of what describes the pool:
+        rows (M, d), probabilities (K, M, C), means (K, M), or a pair (means, variances).
+    features : (N, D), or a pair of these and (M, D) of the labelled points: where 'k-center', 'k-medoids',
+        'lcmd' and 'badge' measure distances. By default the model's own features, or the pool's rows.
+    pending : indices of points already sent for labelling: they count as chosen.
     exclude : indices of points that cannot be labelled.
     resources : a memory limit, or a Ray cluster.
     seed : the same seed gives the same batch.
 
     >>> probs_K_N_C = torch.softmax(torch.randn(20, 100, 3, generator=torch.Generator().manual_seed(0)), -1)
-    >>> batch = select(probs=probs_K_N_C, budget=5)
-    >>> len(set(batch.index.tolist()))
+    >>> len(set(select(probs=probs_K_N_C, budget=5).index.tolist()))
     5
     """
     _check_arguments(old)
     method = find_strategy(strategy)
+    given = _Given(pool, posterior, probs, means, variances, labelled, features)
+    problem, budget = _problem(given, method, budget, resources, seed)
+    if resources.engine == "ray":
+        return _select_on_ray(method, problem, budget, pending, exclude, resources.num_workers)
+    with enough_threads(len(problem.pool) * problem.num_samples):
+        return method.run(problem, budget, pending, exclude)
+
+
+class _Given(NamedTuple):
+    """Holds the points and the model as the caller passed them."""
+
+    pool: Any
+    posterior: Any
+    probs: Any
+    means: Any
+    variances: Any
+    labelled: Any
+    features: Any
+
+
+def _problem(
+    given: _Given, method: Strategy, budget: int, resources: Resources, seed: int
+) -> tuple[Problem, int]:
+    """Return the problem and the budget, checked."""
     held = 0 if resources.memory is None or resources.engine is not None else held_bytes()
-    model, source, known = _model(pool, posterior, probs, means, variances, labelled)
+    model, source, known = _model(given)
     budget = check_budget(budget, len(source))
-    from_predictions = probs is not None or means is not None
-    if features is None and from_predictions:
-        features = pool
-    measured, measured_labelled = _features(features, len(source))
+    from_predictions = given.probs is not None or given.means is not None
+    of_pool = given.pool if given.features is None and from_predictions else given.features
+    features, labelled_features = _features(of_pool, len(source))
     memory = check_memory(resources.memory, len(source), held)
     if resources.engine is None and not from_predictions:  # workers apply a network themselves
         before = source
@@ -145,18 +162,15 @@ def select(
         model,
         generator=make_generator(seed),
         labelled=known,
-        features=measured,
-        labelled_features=measured_labelled,
+        features=features,
+        labelled_features=labelled_features,
         # Several points may have the same predictions.
-        points=measured if from_predictions else None,
+        points=features if from_predictions else None,
         num_samples=method.num_samples or default_num_samples(budget),
         exact=method.exact,
         memory=memory,
     )
-    if resources.engine == "ray":
-        return _select_on_ray(method, problem, budget, pending, exclude, resources.num_workers)
-    with enough_threads(len(source) * problem.num_samples):
-        return method.run(problem, budget, pending, exclude)
+    return problem, budget
 
 
 def _check_arguments(old: dict[str, Any]) -> None:
@@ -183,11 +197,10 @@ def _select_on_ray(
     return select_on_ray(method, problem, budget, pending, exclude, num_workers=num_workers)
 
 
-def _model(
-    pool: PoolLike | None, posterior: Any, probs: Any, means: Any, variances: Any, labelled: Any
-) -> tuple[Posterior | None, Pool, Tensor | None]:
+def _model(given: _Given) -> tuple[Posterior | None, Pool, Tensor | None]:
     """Return the posterior, the pool that it reads, and the labelled points in the same form."""
-    if sum(given is not None for given in (posterior, probs, means)) > 1:
+    pool, posterior, probs, means, variances, labelled, _ = given
+    if sum(model is not None for model in (posterior, probs, means)) > 1:
         raise InputError("pass only one of posterior=, probs= and means=")
     if (means is None) != (variances is None):
         raise InputError(
@@ -340,5 +353,5 @@ def _warn_of_swapped_axes(values: Any, name: str) -> None:
         warnings.warn(
             f"{name} has shape {tuple(values.shape)}, {num_samples} samples of {num_points} points; if these "
             f"are {num_samples} points, swap the axes, as np.swapaxes({name}, 0, 1) does",
-            stacklevel=5,
+            stacklevel=6,
         )
