@@ -23,7 +23,7 @@ from torch import Tensor
 from coresift.search.base import Engine, register_engine
 from coresift.search.cpu import VectorDistances, VectorSearch
 from coresift.search.cuda import CudaDistances, CudaSearch, Layout
-from coresift.search.kernels import recorded
+from coresift.search.graphs import recorded
 from coresift.selectors import GIGA, LCMD, FrankWolfe, KCenter, KMeansPlusPlus, Selector, distance
 from coresift.selectors.sparse import Target
 from coresift.spaces import Space, VectorSpace

@@ -13,7 +13,7 @@ import torch
 
 from coresift.search.base import Engine, engine_for, register_engine
 from coresift.search.cuda import CudaDistances, CudaSearch, Layout
-from coresift.search.kernels import nothing_collected, recorded
+from coresift.search.graphs import nothing_collected, recorded
 from coresift.selectors import GIGA, LCMD, FrankWolfe, KCenter, KMeansPlusPlus
 from coresift.spaces import VectorSpace
 

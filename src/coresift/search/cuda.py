@@ -22,7 +22,7 @@ from coresift.search.base import CentreDistances, CosineSearch, Engine, Step, Te
 from coresift.search.cpu import TIED, VectorSearch
 from coresift.search.cpu_distances import VectorDistances
 from coresift.search.cuda_kernels import cuda_kernels
-from coresift.search.kernels import power_of_two, recorded
+from coresift.search.graphs import recorded
 from coresift.spaces.base import SAME
 from coresift.spaces.vectors import VectorSpace
 from coresift.types import Index
@@ -69,7 +69,7 @@ class _Scan:
         self.num_rows, self.size = vectors.shape
         self.blocks = -(-self.size // layout.block)
         self.programs = min(self.blocks, layout.programs * processors)
-        self.partials = power_of_two(self.programs)
+        self.partials = _power_of_two(self.programs)
         self.values = torch.full((self.partials,), -torch.inf, dtype=torch.float64, device=vectors.device)
         self.points = torch.zeros_like(self.values, dtype=torch.int64)
 
@@ -90,7 +90,7 @@ class _Scan:
 
     def shape(self, rows: int) -> dict[str, int]:
         """The constants that kernels share which read blocks of vectors, ``rows`` at once."""
-        rows = min(max(rows, 1), power_of_two(self.num_rows))
+        rows = min(max(rows, 1), _power_of_two(self.num_rows))
         return {"J": self.num_rows, "ROWS": rows, "BLOCK": self.layout.block}
 
     def largest(self, lowest: float, vector: Tensor | None = None) -> Tensor:
@@ -107,7 +107,7 @@ class _Scan:
             self.values if vector is None else vector,
             self.size,
             J=0 if vector is None else self.num_rows,
-            TILE=min(power_of_two(self.num_rows), TILE),
+            TILE=min(_power_of_two(self.num_rows), TILE),
             PARTIALS=self.partials,
             LOWEST=lowest,
             TIED=TIED,
@@ -163,6 +163,11 @@ class _Repeated:
         log = tuple(torch.stack(parts) for parts in zip(*states, strict=True))
         _set(self.state, tuple(part[-1] for part in log))
         return log
+
+
+def _power_of_two(least: int) -> int:
+    """The smallest one that is no less: blocks of kernels have such sizes."""
+    return 1 << (least - 1).bit_length()
 
 
 def _copies(tensors: Tensors) -> Tensors:
@@ -365,7 +370,7 @@ class CudaDistances(CentreDistances):
             self._state,
             scan.size,
             J=scan.num_rows,
-            TILE=min(power_of_two(scan.num_rows), TILE),
+            TILE=min(_power_of_two(scan.num_rows), TILE),
             SAME=SAME,
         )
         self._update()

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import functools
 import typing
+from types import SimpleNamespace
 from typing import Any
-
-from coresift.search.kernels import compiled
 
 # Kernels look up triton.language and its constexpr here, from the first use on.
 constexpr = Any
@@ -22,17 +21,14 @@ tl: Any = None
 
 
 @functools.cache
-def cuda_kernels() -> Any:
-    """The compiled kernels by name, or ``None`` where Triton is not installed."""
-    return compiled(
-        globals(),
-        _score,
-        _largest,
-        _largest_cluster,
-        _farthest,
-        _prepare_centre,
-        _add_centre,
-    )
+def cuda_kernels() -> SimpleNamespace:
+    """Compile the kernels; by name, without the underscore."""
+    import triton
+    from triton import language
+
+    globals().update(tl=language, constexpr=language.constexpr)
+    functions = _score, _largest, _largest_cluster, _farthest, _prepare_centre, _add_centre
+    return SimpleNamespace(**{function.__name__[1:]: triton.jit(function) for function in functions})
 
 
 def _score(

@@ -18,7 +18,7 @@ from coresift.estimators.networks.labelled import LabelledStack, MiniBatches, Ro
 from coresift.estimators.networks.optimisers import optimiser
 from coresift.estimators.networks.stack import Stack
 from coresift.progress import progress_bar
-from coresift.search.kernels import recorded
+from coresift.search.graphs import recorded
 from coresift.threads import count_again, enough_threads
 from coresift.types import InputError
 
