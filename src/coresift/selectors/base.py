@@ -57,9 +57,11 @@ class Selection:
         """Pending points, then chosen ones."""
         return [*self.pending.tolist(), *self.chosen]
 
-    def take(self, n: int) -> None:
-        """Put a point into the batch."""
+    def take(self, n: int, norm: float | None = None) -> None:
+        """Put a point into the batch; ``norm`` saves looking it up later."""
         assert bool(self.open[n]), f"point {n} is closed"
+        if norm is not None and len(self._norms) == len(self.pending) + len(self.chosen):
+            self._norms = torch.cat([self._norms, self._norms.new_tensor([norm])])
         self.chosen.append(n)
         self.open[n] = False
         self.left -= 1
@@ -72,8 +74,8 @@ class Selection:
         if self._admits_duplicates:
             return None
         norms = self._norms_of_members(space)
-        # Duplicates have the same norm: few members are left to compare, or none.
-        alike = ((norms - norm).abs() <= 1e-4 * norm).nonzero()[:, 0]
+        # Duplicates have the same norm, up to the root of SAME: few members are left to compare, or none.
+        alike = ((norms - norm).abs() <= 2 * SAME**0.5 * norm).nonzero()[:, 0]
         if alike.numel() == 0:
             return None
         members = torch.tensor(self.members)[alike]

@@ -285,5 +285,5 @@ class _Run:
         return self.selection.duplicate_of(self.space, move.point, move.norm)
 
     def _take(self, move: Move) -> None:
-        self.selection.take(move.point)
+        self.selection.take(move.point, move.norm or None)  # zero where sigma is
         self.rest = self.rest.without(move.vector, move.norm)
