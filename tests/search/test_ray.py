@@ -84,7 +84,9 @@ def assert_same(batch, expected):
         seen, wanted = getattr(batch, name), getattr(expected, name)
         assert (seen is None) == (wanted is None)
         if seen is not None:
-            np.testing.assert_allclose(seen, wanted, rtol=1e-6, atol=1e-6 * np.abs(wanted).max(initial=0))
+            # A covering radius of zero is known up to the square root of float32's rounding.
+            largest, share = np.abs(wanted).max(initial=0), 2e-4 if name == "residuals" else 1e-6
+            np.testing.assert_allclose(seen, wanted, rtol=1e-6, atol=share * largest)
     assert (batch.information is None) == (expected.information is None)
 
 
@@ -148,7 +150,7 @@ def test_duplicates_and_vectors_of_norm_zero(rows):
     some = np.concatenate([rows[:20], np.zeros((30, 4), np.float32), np.repeat(rows[:10], 10, 0)])
     posterior, _ = regression(rows)
     for name in ("acs-fw", "predictive-lcmd"):
-        # Sampled predictions of copies in other blocks differ by rounding; closed forms do not.
+        # Of sampled predictions, those of copies in other blocks differ by rounding: any copy may be chosen.
         exact = name == "predictive-lcmd"
         pools = [replace(problem(some, posterior, num_samples=8), exact=exact) for _ in range(2)]
         with warnings.catch_warnings():
