@@ -31,7 +31,8 @@ import torch
 from coresift.pool import Part, as_pool
 from coresift.posteriors.linear import LinearPosterior
 from coresift.search import cosine_search
-from coresift.search.ray import RaySpace, Shard, Shards, _starts, ray_space
+from coresift.search.ray import RaySpace, ray_space
+from coresift.search.shards import Shard, Shards, shard_starts
 from coresift.spaces import Problem
 from coresift.spaces.base import Space, selectable
 from coresift.strategies import STRATEGIES
@@ -44,7 +45,7 @@ class Piped(Shards):
     """Shards in processes of this machine, without Ray."""
 
     def __init__(self, problem: Problem, num_workers: int) -> None:
-        self.starts, self.state = _starts(len(problem.pool), num_workers), None
+        self.starts, self.state = shard_starts(len(problem.pool), num_workers), None
         self._parts = [Part(problem.pool, start, stop) for start, stop in pairwise(self.starts.tolist())]
         state, bare = problem.generator.get_state().numpy(), replace(problem, pool=None, generator=None)
         context = multiprocessing.get_context("spawn")

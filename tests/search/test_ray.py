@@ -17,7 +17,8 @@ from coresift.pool import DatasetPool, as_pool
 from coresift.posteriors import BayesianLinearRegression
 from coresift.posteriors.samples import ClassSamples, GaussianSamples
 from coresift.search import centre_distances
-from coresift.search.ray import RaySpace, _starts, ray_space, select_on_ray
+from coresift.search.ray import RaySpace, ray_space, select_on_ray
+from coresift.search.shards import shard_starts
 from coresift.spaces import Problem
 from coresift.spaces.base import norm_sum, selectable
 from coresift.strategies import STRATEGIES
@@ -257,8 +258,8 @@ def test_no_ray(rows, monkeypatch):
 def test_borders_of_shards():
     for size in (1, 5, 3000, 100_000, 10**7 + 1):
         for num in (1, 2, 7):
-            starts = _starts(size, num)
+            starts = shard_starts(size, num)
             assert starts[0] == 0 and starts[-1] == size
             assert len(starts) == min(size, num) + 1
             assert np.diff(starts).max() <= 1.5 * size / num + 1
-    assert (_starts(10**7, 64)[:-1] % 8192 == 0).all()
+    assert (shard_starts(10**7, 64)[:-1] % 8192 == 0).all()
