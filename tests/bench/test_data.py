@@ -280,7 +280,7 @@ def test_names_and_files_that_do_not_exist(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"'protien'; did you mean 'protein'\?"):
         load_table("protien")
     with pytest.raises(
-        InputError, match="there are boston, energy, generated-year, power, protein, yacht, year"
+        InputError, match="there are yacht, boston, energy, power, protein, year, generated-year"
     ):
         load_table(tmp_path / "0.csv")
     with pytest.raises(InputError, match="'energy' has a target of its own"):

@@ -277,7 +277,7 @@ def test_a_network_gets_few_large_images_at_a_time():
 @pytest.mark.parametrize("kind", [NeuralLinearClassifier, EnsembleClassifier])
 def test_fitting_shows_a_network_few_large_images_at_a_time(kind, monkeypatch):
     """In evaluation too, where what a network makes of labelled images is looked at after training."""
-    monkeypatch.setattr("coresift.posteriors.network._NUMBERS", 7 * 3 * 9 * 7)
+    monkeypatch.setattr("coresift.posteriors.network.NETWORK_NUMBERS", 7 * 3 * 9 * 7)
     sizes = []
 
     class Watched(ResNet18):

@@ -210,7 +210,7 @@ def test_select_with_several_members(mixed):
     for strategy, message in (("badge", "works for regression"), ("acs-fisher", "no last layer")):
         with pytest.raises(InputError, match=message):
             select(x, posterior=posterior, budget=5, strategy=strategy)
-    with pytest.raises(InputError, match="in common to take gradients of; fit with num_members=1"):
+    with pytest.raises(InputError, match="no last layer to take gradients of; fit with num_members=1"):
         fisher_space(posterior, ArrayPool(torch.tensor(x)), generator=torch.Generator())
 
 

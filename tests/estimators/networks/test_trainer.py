@@ -126,7 +126,7 @@ def test_after_few_steps_batch_norm_knows_the_labelled_rows(sizes, monkeypatch):
 
     sets = [labelled(size, seed) for seed, size in enumerate(sizes)]
     for at_a_time in (1024, 5):
-        monkeypatch.setattr("coresift.posteriors.network._ROWS", at_a_time)
+        monkeypatch.setattr("coresift.posteriors.network.NETWORK_ROWS", at_a_time)
         stack = train(networks(2, noisy), sets, range(2), SquaredError(), epochs=3)
         for position, (x, _) in enumerate(sets):
             network = stack.member(position)[0]
