@@ -1220,7 +1220,7 @@ def picture() -> bytes:
 @pytest.mark.label_studio
 def test_the_example_with_a_real_server(real_url: str, tmp_path: Path) -> None:
     """The commands themselves, two rounds of ten with a skipped item in each."""
-    example = Path(__file__).parents[2] / "examples" / "labelling" / "label_studio.py"
+    example = Path(__file__).parents[3] / "examples" / "labelling" / "label_studio.py"
     environment = {**os.environ, "LABEL_STUDIO_API_KEY": LEGACY}
     done = subprocess.run(
         [sys.executable, str(example), real_url, str(tmp_path)],
