@@ -32,12 +32,12 @@ def helpful() -> Forecast:
     x = generator.normal(size=(300, 3))
     x[:120][np.arange(120) % 3 > 0] = 0.0
     y = x[:, 0] + 2 * np.sin(2 * x[:, 1])
-    return forecast(x, y, rounds, by_chance, "regression", batch_size=50, unit="m")
+    return forecast(x, y, rounds, by_chance, "regression", batch_size=50)
 
 
 def test_forecasts_where_most_of_the_pool_is_redundant(helpful: Forecast) -> None:
     assert said(helpful, "96 labels drawn from all so far give") and not said(helpful, "done better")
-    assert said(helpful, "at 350 labels") and said(helpful, " m (rough interval")
+    assert said(helpful, "at 350 labels") and said(helpful, " (rough interval")
     assert [point.labels for point in helpful.fitted][-2:] == [300, 350]
     assert [point.labels for point in helpful.random] == [point.labels for point in helpful.fitted]
     assert helpful.fitted[-1].error < helpful.fitted[0].error
@@ -66,7 +66,7 @@ def test_choosing_is_said_to_help_only_beyond_its_noise() -> None:
 
     def verdict(ours: Any, theirs: Any) -> str:
         losses = [(rng.random((4, 200)) < np.reshape(rate, (-1, 1))) * 1.0 for rate in (ours, theirs)]
-        return _verdict(tester, *(Losses(100, each) for each in losses), _Words("classification", ""))
+        return _verdict(tester, *(Losses(100, each) for each in losses), _Words("classification"))
 
     assert verdict(0.1, 0.4).startswith("Choosing helps: 100 labels")
     assert verdict(0.4, 0.1).startswith("Random would have done better")

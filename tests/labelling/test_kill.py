@@ -138,7 +138,7 @@ def test_ingest_killed(fresh, tmp_path):
             found, _ = opened.labels()
             ids = opened.ledger.ids([one.position for one in found])
             assert len(set(ids)) == len(ids)
-            events = opened.ledger.database.rows("SELECT COUNT(*) FROM events WHERE kind = 'labelled'")
+            events = opened.ledger.rows("SELECT COUNT(*) FROM events WHERE kind = 'labelled'")
             assert events == [(len(ids),)]
             return {id_: one.label for id_, one in zip(ids, found, strict=True) if id_ in labels}
 

@@ -239,7 +239,7 @@ def test_answers_are_known_that_would_change_nothing(ledger):
 def test_nothing_can_be_changed(ledger, table, change):
     ledger.add_round(a_round(1, [5]))
     with pytest.raises(sqlite3.IntegrityError, match="only added to"):
-        ledger.database._connection.execute(change.format(table))
+        ledger._connection.execute(change.format(table))
 
 
 def test_facts(ledger):
@@ -251,7 +251,7 @@ def test_facts(ledger):
 def test_unknown_items_are_refused_and_nothing_is_kept(ledger):
     with pytest.raises(InputError, match=r"a.csv: there is no item 'item 77' in the pool"):
         ledger.add_answers([Answer("item 5", "cat"), Answer("item 77", "dog")], "a.csv", "1")
-    assert ledger.database.row("SELECT COUNT(*) FROM imports WHERE fingerprint IS NOT NULL") == (0,)
+    assert ledger.row("SELECT COUNT(*) FROM imports WHERE fingerprint IS NOT NULL") == (0,)
     assert len(ledger.labels()) == 2
 
 
@@ -370,7 +370,7 @@ def test_an_older_ledger_is_read_as_it_is_and_grows_when_something_is_added(olde
     with Ledger(older) as opened:
         assert opened.rounds() == [*before, second] and opened.damage() is None
         with pytest.raises(sqlite3.IntegrityError, match="only added to"):
-            opened.database._connection.execute("DELETE FROM rounds")
+            opened._connection.execute("DELETE FROM rounds")
 
 
 def test_an_older_ledger_is_read_where_nothing_can_be_written(older, read_only):

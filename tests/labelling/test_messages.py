@@ -248,7 +248,7 @@ def test_spellings_of_a_class_are_told_from_the_start(tmp_path):
 # Labels that stand for none, and numbers of classes.
 
 
-def test_words_for_no_label_are_passed_over_wherever_they_stand(tmp_path):
+def test_words_for_no_label_are_ignored_everywhere(tmp_path):
     (tmp_path / "pool.csv").write_text("id,a,kind\n" + "".join(f"item-{row},{row},{kind}\n" for row, kind in
                                        enumerate(["x", "y", "NA", "null", "", "x"])))  # fmt: skip
     known = labels(tmp_path / "known.csv", {2: "NaN", 4: "y"})

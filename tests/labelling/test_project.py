@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -1101,7 +1100,7 @@ def test_exports_keep_labels_of_a_target_that_older_projects_may_have(tmp_path, 
     run("init", tmp_path / "p", *words, "y", "--task", "regression")
     assert "is a column of exports" in run("init", tmp_path / "q", *words, target, code=2)
     with Project(tmp_path / "p") as opened:
-        opened.settings = replace(opened.settings, target=target)
+        opened.target = target
         write_export(opened, tmp_path / "all.parquet")
         write_labels(opened, tmp_path / "labels.parquet")
     for file in ("all", "labels"):

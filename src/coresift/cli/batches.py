@@ -9,42 +9,42 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coresift.cli import words
-from coresift.cli.common import Json, ProjectFolder, printable, read_ids, say
-from coresift.errors import InputError, cannot_write
+from coresift.cli.common import Json, ProjectFolder, printable, read_ids, say, writing
+from coresift.errors import InputError
 
 if TYPE_CHECKING:
     from coresift.labelling.project import Project
 
 # Imports are inside the commands: the others should not wait for them.
 
-BatchFile = Annotated[Path | None, typer.Option(help="The CSV file to write for the annotators.")]
+Budget = Annotated[
+    float | None, typer.Option(help="What they may cost together, in the unit of the cost column.")
+]
 Excluded = Annotated[
-    list[str] | None,
-    typer.Option(help="An item that cannot be labelled, now or later; repeat it, or @FILE of ids."),
+    list[str] | None, typer.Option(help="An item that can never be labelled; repeat it, or @FILE of ids.")
 ]
 Included = Annotated[
-    list[str] | None, typer.Option(help="An item the batch has to hold; repeat it, or @FILE of ids.")
+    list[str] | None, typer.Option(help="An item the batch must contain; repeat it, or @FILE of ids.")
 ]
 Candidates = Annotated[
     str, typer.Option(help="How many items to look at, drawn at random from larger pools, or 'all'.")
 ]
-Budget = Annotated[
-    float | None, typer.Option(help="What they may cost together, in the unit of the cost column.")
+More = Annotated[
+    bool, typer.Option("--more", help="A further batch, even if nothing came in since the last.")
 ]
-More = Annotated[bool, typer.Option("--more", help="A further batch, though nothing came in since the last.")]
 Replace = Annotated[bool, typer.Option("--replace", help="Withdraw the pending items, and choose anew.")]
 Wait = Annotated[float, typer.Option(help="Seconds to wait for another program that is writing.")]
 
 
 def select(
     project: ProjectFolder,
-    batch_size: Annotated[int | None, typer.Option(help="How many items.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Number of items.")] = None,
     budget: Budget = None,
-    out: BatchFile = None,
+    out: Annotated[Path | None, typer.Option(help="The CSV file to write for the annotators.")] = None,
     strategy: Annotated[str | None, typer.Option(help="See coresift strategies.")] = None,
     exclude: Excluded = None,
     must_include: Included = None,
-    per_group: Annotated[int | None, typer.Option(help="At most so many items of one group.")] = None,
+    per_group: Annotated[int | None, typer.Option(help="The largest number of items of one group.")] = None,
     candidates: Candidates = "100000",
     engine: Annotated[str | None, typer.Option(help="ray: share the pool among a cluster's workers.")] = None,
     more: More = False,
@@ -58,8 +58,6 @@ def select(
 
     if engine not in (None, "ray"):
         raise InputError(f"--engine is {engine!r}, expected ray")
-    if candidates != "all" and not candidates.isdigit():
-        raise InputError(f"--candidates is {candidates!r}, expected an integer or 'all'")
     with Project(project) as opened:
         request = Request(
             batch_size=batch_size,
@@ -68,10 +66,10 @@ def select(
             exclude=read_ids(opened, exclude),
             must_include=read_ids(opened, must_include),
             per_group=per_group,
-            candidates=None if candidates == "all" else int(candidates),
+            candidates=_read_candidates(candidates),
             engine=engine,
         )
-        if out is not None:  # before anything is chosen that could then not be written
+        if out is not None:  # before anything is chosen
             _check_batch_file(opened, out)
         made, again = opened.next_round(request, more, wait, out=out, replace=replace)
         shortage = words.shortage(opened, made, out)
@@ -79,6 +77,12 @@ def select(
         lines = [*words.batch(made, again, shortage), *_where(opened, ids, out)]
     facts = {**asdict(made), "again": again, "shortage": shortage, "out": str(out) if out else None}
     say(json, facts, *lines)
+
+
+def _read_candidates(text: str) -> int | None:
+    if text != "all" and not text.isdigit():
+        raise InputError(f"--candidates is {text!r}, expected an integer or 'all'")
+    return None if text == "all" else int(text)
 
 
 def _where(project: Project, ids: list[str], out: Path | None) -> list[str]:
@@ -96,15 +100,13 @@ def _where(project: Project, ids: list[str], out: Path | None) -> list[str]:
 
 
 def _check_batch_file(project: Project, out: Path) -> None:
-    try:
+    with writing(out):  # its name may be too long
         project.check_replaceable(out)
-    except OSError as error:  # such as of a name that is too long
-        raise cannot_write(out, error) from None
     if out.suffix.lower() != ".csv":
         raise InputError(f"{out} should end in .csv")
     if not out.absolute().parent.is_dir():
         raise InputError(f"there is no folder {out.parent} to write {out.name} into")
-    len(project.pool)  # raises where it is gone, or another by now
+    len(project.pool)  # raises if it is gone or has changed
 
 
 def pending(
@@ -116,22 +118,18 @@ def pending(
     json: Json = False,
 ) -> None:
     """List all pending items, of whatever round, or write them to a file once more."""
-    from coresift.labelling.answers import BatchFile as File
+    from coresift.labelling.answers import BatchFile
     from coresift.labelling.project import Project
 
     with Project(project) as opened:
-        if out is not None:
-            _check_batch_file(opened, out)
         items = opened.pending()
         if out is not None:
-            File(opened, out).ask(items, lambda: None)
+            _check_batch_file(opened, out)
+            BatchFile(opened, out).ask(items, lambda: None)
     ids = [item.id for item in items]
-    facts = {"pending": len(ids), "items": ids, "out": str(out) if out else None}
-    if out is not None:
-        say(json, facts, f"{len(ids)} pending items written to {out}")
-        return
-    say(json, facts, *map(printable, ids))
-    if not ids and not json:
+    lines = map(printable, ids) if out is None else [f"{len(ids)} pending items written to {out}"]
+    say(json, {"pending": len(ids), "items": ids, "out": str(out) if out else None}, *lines)
+    if out is None and not ids and not json:
         typer.echo("no item is pending", err=True)  # not among the ids, which may go to a file
 
 
@@ -162,16 +160,10 @@ def ingest(
         new_classes = intake.new_classes if intake.known else {}
         alike = alike_classes(intake.new_classes)
         told = ", ".join(f"{changed[name]} {word}" for name, word in _OUTCOMES.items() if changed[name])
-        facts = {
-            **changed,
-            "counts": counts,
-            "new_classes": new_classes,
-            "ignored": intake.ignored,
-            "alike_classes": alike,
-        }
+        more = {"new_classes": new_classes, "ignored": intake.ignored, "alike_classes": alike}
         say(
             json,
-            facts,
+            {**changed, "counts": counts, **more},
             f"{file}: {told or 'no answers in it'}",
             f"{counts['labelled']:,} labels now, {counts['pending']:,} items pending",
             *words.corrections(intake.changed.corrections),

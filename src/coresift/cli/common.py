@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from coresift.errors import cannot_write
 
 if TYPE_CHECKING:
     from coresift.labelling.project import Project
@@ -25,16 +28,24 @@ def say(as_json: bool, facts: Mapping[str, Any], *lines: str) -> None:
             typer.echo(line)
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a system's refusal to write ``path`` into an error of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
 def split_names(text: str | None) -> tuple[str, ...]:
-    """Split names with commas between."""
+    """Split names at commas."""
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def read_ids(project: Project, given: Sequence[str] | None) -> tuple[str, ...]:
-    """Return ids as they are, or from a file whose name has ``@`` in front.
+    """Return the given ids; ``@FILE`` stands for the ids in a file, ``@@`` for an ``@`` that starts an id.
 
-    The file has an id in each line, or a column of ids as a batch has. ``@@`` stands for an ``@`` that an id
-    begins with.
+    The file has an id in each line, or a column of ids like a batch.
     """
     from coresift.labelling.labellers.files import answer_parts, read_ids
 
@@ -51,5 +62,5 @@ def read_ids(project: Project, given: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def printable(name: str) -> str:
-    """Return an id as it stands, or quoted where it could do something to a terminal."""
+    """Return an id, quoted if it has characters that control a terminal."""
     return name if name.isprintable() else repr(name)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coresift.cli.common import Json, ProjectFolder, say
+
+if TYPE_CHECKING:
+    from coresift.labelling.labellers.label_studio import LabelStudioLabeller
+    from coresift.labelling.project import Project
 
 # Imports are inside the commands: the others should not wait for them.
 
@@ -29,7 +34,7 @@ TrustServer = Annotated[
 
 
 def _confirm(trusted: str | None) -> Callable[[str], bool]:
-    """Ask the user about a server, where somebody is there to answer, unless ``trusted`` is its url."""
+    """Return a function that asks the user, at a terminal, whether to trust a server other than ``trusted``."""
 
     def confirm(url: str) -> bool:
         if trusted is not None:
@@ -38,6 +43,21 @@ def _confirm(trusted: str | None) -> Callable[[str], bool]:
         return sys.stdin.isatty() and sys.stderr.isatty() and typer.confirm(asked, err=True)
 
     return confirm
+
+
+@contextmanager
+def _connected(
+    project: Path, token_file: Path | None, trusted: str | None
+) -> Iterator[tuple[Project, LabelStudioLabeller]]:
+    """Open a project and connect to its server."""
+    from coresift.labelling.labellers import label_studio
+    from coresift.labelling.project import Project
+
+    with (
+        Project(project) as opened,
+        label_studio.open_server(opened, token_file, _confirm(trusted)) as server,
+    ):
+        yield opened, label_studio.LabelStudioLabeller(opened, server)
 
 
 @commands.command()
@@ -81,12 +101,8 @@ def push(
     json: Json = False,
 ) -> None:
     """Send the pending items as tasks, in their order."""
-    from coresift.labelling.labellers import label_studio
-    from coresift.labelling.project import Project
-
-    confirm = _confirm(trust_server)
-    with Project(project) as opened, label_studio.open_server(opened, token_file, confirm) as server:
-        done = label_studio.LabelStudioLabeller(opened, server).ask(opened.pending())
+    with _connected(project, token_file, trust_server) as (opened, labeller):
+        done = labeller.ask(opened.pending())
     say(json, asdict(done), f"{done.sent} tasks sent, {done.present} were there already")
 
 
@@ -97,13 +113,8 @@ def pull(
     trust_server: TrustServer = None,
     json: Json = False,
 ) -> None:
-    """Take in what was annotated."""
-    from coresift.labelling.labellers import label_studio
-    from coresift.labelling.project import Project
-
-    confirm = _confirm(trust_server)
-    with Project(project) as opened, label_studio.open_server(opened, token_file, confirm) as server:
-        labeller = label_studio.LabelStudioLabeller(opened, server)
+    """Collect annotations."""
+    with _connected(project, token_file, trust_server) as (opened, labeller):
         found = labeller.collect(lambda answers: opened.add(answers, labeller.source))
     say(
         json,
@@ -123,15 +134,11 @@ def watch(
     trust_server: TrustServer = None,
     json: Json = False,
 ) -> None:
-    """Whenever a batch is done, take it in, choose the next and send it; Ctrl-C ends it."""
-    from coresift.labelling.labellers import label_studio
-    from coresift.labelling.project import Project, Request
+    """Whenever a batch is answered, collect it, choose the next and send it; Ctrl-C ends it."""
+    from coresift.labelling.labellers.label_studio import watch as watch_server
+    from coresift.labelling.project import Request
 
-    confirm = _confirm(trust_server)
-    with Project(project) as opened, label_studio.open_server(opened, token_file, confirm) as server:
-        labeller = label_studio.LabelStudioLabeller(opened, server)
+    with _connected(project, token_file, trust_server) as (opened, labeller):
         learner = opened.learner(Request(batch_size), labeller.source)
-        done = label_studio.watch(
-            learner, labeller, every, rounds, report=lambda line: typer.echo(line, err=json)
-        )
+        done = watch_server(learner, labeller, every, rounds, report=lambda line: typer.echo(line, err=json))
     say(json, asdict(done), f"{done.rounds} batches done ({done.ended})")

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from coresift.cli import words
-from coresift.cli.common import Json, ProjectFolder, say, split_names
-from coresift.errors import InputError, cannot_write
+from coresift.cli.common import Json, ProjectFolder, say, split_names, writing
+from coresift.errors import InputError
 
 if TYPE_CHECKING:
     from coresift.labelling.ledger import Ledger
@@ -23,39 +23,37 @@ if TYPE_CHECKING:
 
 # Imports are inside the commands: the others should not wait for them.
 
-Pool = Annotated[Path, typer.Option(help="A .csv, .parquet or .npy file, or a folder of images.")]
-Target = Annotated[str, typer.Option(help="What is to be learned; a column that may be partly filled.")]
 Features = Annotated[
-    str | None, typer.Option(help="Columns to learn from, with commas between; all by default.")
+    str | None, typer.Option(help="Columns to learn from, separated by commas; all by default.")
 ]
 IdColumn = Annotated[
     str | None, typer.Option("--id", help="The column that names items; 'id' or row numbers by default.")
 ]
 AnyTask = Annotated[
-    str | None, typer.Option(help="regression or classification; by default what labels look like.")
+    str | None, typer.Option(help="regression or classification; guessed from the labels by default.")
 ]
 Classes = Annotated[
-    str | None, typer.Option(help="The labels that are allowed, with commas between; any by default.")
+    str | None, typer.Option(help="The labels that are allowed, separated by commas; any by default.")
 ]
 HandPicked = Annotated[
     bool, typer.Option("--hand-picked", help="Known labels were picked by hand, not drawn at random.")
 ]
 Embedding = Annotated[
-    str | None, typer.Option(help="What makes numbers of images or text: module:name of a torch module.")
+    str | None, typer.Option(help="Computes features of images or text: module:name of a torch module.")
 ]
 SkipBroken = Annotated[
-    bool, typer.Option("--skip-broken", help="Leave out images that cannot be read, and list them.")
+    bool, typer.Option("--skip-broken", help="Ignore images that cannot be read, and list them.")
 ]
 
 
 def init(
     project: ProjectFolder,
-    pool: Pool,
-    target: Target,
+    pool: Annotated[Path, typer.Option(help="A .csv, .parquet or .npy file, or a folder of images.")],
+    target: Annotated[str, typer.Option(help="The column to predict; it may be partly filled.")],
     features: Features = None,
     text: Annotated[str | None, typer.Option(help="The column of text to learn from.")] = None,
     id_column: IdColumn = None,
-    cost: Annotated[str | None, typer.Option(help="The column of what a label costs.")] = None,
+    cost: Annotated[str | None, typer.Option(help="The column with the cost of each label.")] = None,
     group: Annotated[str | None, typer.Option(help="The column of groups.")] = None,
     task: AnyTask = None,
     classes: Classes = None,
@@ -63,7 +61,7 @@ def init(
     hand_picked: HandPicked = False,
     embedding: Embedding = None,
     skip_broken: SkipBroken = False,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn at random.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of everything random.")] = 0,
     json: Json = False,
 ) -> None:
     """Begin a labelling project from a pool of items."""
@@ -72,7 +70,7 @@ def init(
 
     if task not in (None, "regression", "classification"):
         raise InputError(f"--task is {task!r}, expected regression or classification")
-    listed = (features,) if features else ()  # which commas are part of a name, only the pool can tell
+    listed = (features,) if features else ()  # only the pool knows which commas are part of a name
     with Project.create(
         project,
         Reading(str(pool.absolute()), id_column, target, listed, text=text, cost=cost, group=group),
@@ -84,11 +82,11 @@ def init(
         seed=seed,
         skip_broken=skip_broken,
     ) as made:
-        facts = _beginning(made)
+        facts = _facts(made)
         say(json, facts, *_begun(made, facts, told=task is not None or classes is not None))
 
 
-def _beginning(project: Project) -> dict[str, Any]:
+def _facts(project: Project) -> dict[str, Any]:
     """The facts of a new project."""
     from coresift.labelling.labels import alike_classes
 
@@ -101,16 +99,15 @@ def _beginning(project: Project) -> dict[str, Any]:
         "features": settings.features,
         "id": settings.reading.id,
         "corrections": [asdict(one) for one in project.ledger.first_corrections()],
-        "ignored": project.recall("passed_over"),
+        "ignored": project.recall("ignored"),
         "alike_classes": alike_classes(project.class_counts() if settings.classes is None else {}),
         "broken": settings.reading.skip,
     }
 
 
 def _begun(project: Project, facts: Mapping[str, Any], told: bool) -> list[str]:
-    """What people read of a new project."""
+    """What people read about a new project."""
     settings, labels = project.settings, facts["labels"]
-    unlabelled = project.ledger.counts()["unlabelled"]
     expects_labels = project.pool.targets() is not None or labels
     return [
         f"{project.folder}: {facts['items']:,} items, {labels:,} with a label; {settings.task} of "
@@ -123,8 +120,8 @@ def _begun(project: Project, facts: Mapping[str, Any], told: bool) -> list[str]:
         *words.corrections(project.ledger.first_corrections()),
         *words.ignored_cells(facts["ignored"], project),
         *words.alike_classes(facts["alike_classes"], project.class_counts()),
-        *([] if expects_labels else [f"{words.no_labels(project.kind, settings.target)}: all are to come"]),
-        words.next_step(project.folder, unlabelled),
+        *([] if expects_labels else [words.no_labels(project.kind, settings.target)]),
+        words.next_step(project.folder, project.ledger.counts()["unlabelled"]),
     ]
 
 
@@ -144,15 +141,11 @@ def status(
         _check(project)
     with Ledger(project / NAME) as ledger:
         settings, counts, rounds = ledger.recall("settings"), ledger.counts(), _rounds(ledger)
-        classes: dict[str, int] = {}
-        if settings["task"] == "classification":
-            # Those that were named at the start are worth knowing without a label too.
-            classes = ledger.label_counts()
-            classes |= {name: 0 for name in settings["classes"] or () if name not in classes}
-    told = {name: settings[name] for name in ("task", "target")}
+        classes = _class_counts(ledger, settings)
+    facts = {"task": settings["task"], "target": settings["target"]}
     say(
         json,
-        {**told, "counts": counts, "classes": classes, "rounds": rounds},
+        {**facts, "counts": counts, "classes": classes, "rounds": rounds},
         f"{project}: {settings['task']} of {settings['target']}, from {settings['reading']['path']}",
         ", ".join(f"{count:,} {state}" for state, count in counts.items()),
         *(["no damage was found in the ledger and the features"] if check else []),
@@ -170,34 +163,41 @@ def _check(project: Path) -> None:
         opened.check()
 
 
+def _class_counts(ledger: Ledger, settings: Mapping[str, Any]) -> dict[str, int]:
+    """The labels of each class, also of named classes without a label; none for a regression."""
+    if settings["task"] == "regression":
+        return {}
+    counts = ledger.label_counts()
+    return counts | {name: 0 for name in settings["classes"] or () if name not in counts}
+
+
 def _rounds(ledger: Ledger) -> list[dict[str, Any]]:
     """The facts of each round."""
     pending = Counter(number for number, _ in ledger.pending())
-    withdrawn = {number: len(items) for number, items in ledger.withdrawn().items()}
+    withdrawn = ledger.withdrawn()
     return [
         {
-            "round": one.number,
-            "at": one.at,
-            "strategy": one.strategy,
-            "labels": one.labels,
-            "items": len(one.batch),
-            "pending": pending[one.number],
-            "withdrawn": withdrawn.get(one.number, 0),
-            "seconds": one.seconds,
+            "round": made.number,
+            "at": made.at,
+            "strategy": made.strategy,
+            "labels": made.labels,
+            "items": len(made.batch),
+            "pending": pending[made.number],
+            "withdrawn": len(withdrawn.get(made.number, ())),
+            "seconds": made.seconds,
         }
-        for one in ledger.rounds()
+        for made in ledger.rounds()
     ]
 
 
 def _table(rounds: Sequence[Mapping[str, Any]]) -> Table:
-    columns = {"round": "round", "at": "chosen", "strategy": "strategy", "labels": "labels"}
-    columns |= {"items": "items", "pending": "pending", "withdrawn": "withdrawn", "seconds": "seconds"}
-    if not any(one["withdrawn"] for one in rounds):  # a line of a terminal is short
+    columns = {name: name for name in rounds[0]} | {"at": "chosen"}
+    if not any(facts["withdrawn"] for facts in rounds):  # a line of a terminal is short
         del columns["withdrawn"]
     shown = {"at": lambda at: at[:16].replace("T", " "), "seconds": "{:.1f}".format}
     table = Table(*columns.values(), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for one in rounds:
-        table.add_row(*(shown.get(name, str)(one[name]) for name in columns))
+    for facts in rounds:
+        table.add_row(*(shown.get(name, str)(facts[name]) for name in columns))
     return table
 
 
@@ -217,10 +217,8 @@ def report(
     path = out or project / "report.html"
     with Project(project) as opened:
         opened.check_replaceable(path)
-        try:
+        with writing(path):
             write_project_report(overview(opened), path)
-        except OSError as error:
-            raise cannot_write(path, error) from None
     say(json, {"report": str(path)}, f"written to {path}")
     if show:
         typer.launch(str(path))
@@ -231,7 +229,7 @@ def export(
     out: Annotated[Path, typer.Argument(help="The .parquet or .csv file to write.")],
     json: Json = False,
 ) -> None:
-    """Write all items: labels where there are any, the model's predictions for the rest."""
+    """Write all items: labels, and the model's predictions for the rest."""
     from coresift.labelling.exporting import write_export, write_labels
     from coresift.labelling.project import Project
 
@@ -244,10 +242,8 @@ def export(
                 "another file"
             )
         warning = None if reason is None else words.lost_pool(opened, reason, out)
-        try:
+        with writing(out):
             facts = write_export(opened, out) if reason is None else write_labels(opened, out)
-        except OSError as error:
-            raise cannot_write(out, error) from None
     say(
         json,
         {**facts, "out": str(out), "warning": warning},
@@ -264,19 +260,16 @@ def repair(
     """Save what can be read of a damaged ledger to new files; the project stays as it is."""
     from coresift.labelling.repair import repair as read_damaged
 
-    try:
+    with writing(out):
         saved = read_damaged(project, out)
-    except OSError as error:
-        raise cannot_write(out, error) from None
     read = ", ".join(f"{count:,} {name}" for name, count in saved.rows.items())
     lost = ", ".join(f"{count:,} {name}" for name, count in saved.lost.items() if count)
-    gaps = f"lost {lost}, and perhaps the last ones" if lost else "no gaps between them; the last may be lost"
     unnamed = f", without {saved.unnamed:,} of items whose id is lost" if saved.unnamed else ""
     say(
         json,
         asdict(saved),
         f"read {read}; written to {out}",
-        gaps,
+        f"lost {lost}, and perhaps the last ones" if lost else "no gaps between them; the last may be lost",
         f"{out / 'labels.csv'} has {saved.labels:,} answers{unnamed}",
         *([] if saved.command is None else [f"begin anew with: {saved.command}"]),
     )

@@ -1,4 +1,4 @@
-"""Labels that come in: from files, or from elsewhere."""
+"""Read answers from CSV files, and check which files may be overwritten."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class BatchFile:
         write_batch(self.path, self.project.target, items, described, id_column, commit)
 
     def collect(self, add: Callable[[Sequence[Answer]], Any]) -> Any:
-        return add(self.read().answers)
+        return add(self.read()[0])
 
-    def read(self) -> FilledIn:
-        """Read what was filled in."""
+    def read(self) -> tuple[list[Answer], int, str]:
+        """Read the answers, the number of rows that were ignored, and the fingerprint of the file."""
         content, project = read_content(self.path), self.project
         answers, ignored = read_answers(
             self.path,
@@ -42,35 +42,19 @@ class BatchFile:
             classes=project.classes,
             id_column=project.settings.reading.id,
         )
-        return FilledIn(answers, ignored, self.path.name, fingerprint_of(content))
-
-
-@dataclass(frozen=True)
-class FilledIn:
-    """What a file of labels holds.
-
-    Attributes
-    ----------
-    ignored : rows with a word for no label, such as NA.
-    source, fingerprint : the name of the file, and of what it holds.
-    """
-
-    answers: Sequence[Answer]
-    ignored: int
-    source: str
-    fingerprint: str
+        return answers, ignored, fingerprint_of(content)
 
 
 @dataclass(frozen=True)
 class Intake:
-    """What a file of labels brought.
+    """The effect of a file of labels.
 
     Attributes
     ----------
     changed : what its answers changed.
-    ignored : rows with a word for no label, such as NA.
+    ignored : number of rows with a word for no label, such as NA.
     known : the classes that labels had before.
-    new_classes : how many labels each other class has by now; none where classes were named at the start.
+    new_classes : how many labels each new class has; empty if classes were named at the start.
     """
 
     changed: Ingested
@@ -79,19 +63,20 @@ class Intake:
     new_classes: Mapping[str, int] = field(default_factory=dict)
 
 
-def ingest_file(project: OpenProject, path: Path) -> Intake:
+def ingest(file: BatchFile) -> Intake:
     """Add the labels of a file to the ledger."""
+    project = file.project
     before = project.class_counts()
-    file = BatchFile(project, path).read()
-    changed = project.ledger.add_answers(file.answers, file.source, file.fingerprint)
+    answers, ignored, fingerprint = file.read()
+    changed = project.ledger.add_answers(answers, file.path.name, fingerprint)
     if project.classes is not None:
-        return Intake(changed, file.ignored)
+        return Intake(changed, ignored)
     new = {name: count for name, count in project.class_counts().items() if name not in before}
-    return Intake(changed, file.ignored, tuple(before), new)
+    return Intake(changed, ignored, tuple(before), new)
 
 
 def check_replaceable(project: OpenProject, path: Path) -> None:
-    """Raise where something would be lost: the pool, the project itself, answers not ingested yet."""
+    """Raise if writing to ``path`` would lose the pool, the project itself, or answers not ingested yet."""
     resolved = path.resolve()
     if resolved == Path(project.settings.reading.path).resolve():
         raise InputError(f"{path} is the pool; name another file")
@@ -99,13 +84,16 @@ def check_replaceable(project: OpenProject, path: Path) -> None:
     own = resolved.name in (FEATURES, LOCK) or resolved.name.startswith(LEDGER)
     if own and resolved.parent == project.folder.resolve():
         raise InputError(f"{path} is what the project itself is kept in; name another file")
-    if path.suffix.lower() != ".csv" or not path.exists():
-        return
+    if path.suffix.lower() == ".csv" and path.exists():
+        _check_ingested(project, path)
+
+
+def _check_ingested(project: OpenProject, path: Path) -> None:
     try:
-        file = BatchFile(project, path).read()
+        answers, _, fingerprint = BatchFile(project, path).read()
     except InputError:
         raise InputError(
             f"{path} is there and is no batch to write over; mend it, remove it, or name another file"
         ) from None
-    if not project.ledger.knows_answers(file.answers, file.source, file.fingerprint):
+    if not project.ledger.knows_answers(answers, path.name, fingerprint):
         raise InputError(f"{path} has answers in it: take them in with coresift ingest, or name another file")

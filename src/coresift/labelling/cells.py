@@ -14,15 +14,15 @@ from coresift.types import InputError
 
 # What may separate the columns of a CSV file.
 SEPARATORS = ",;\t"
-# What a spreadsheet may take for a formula, or may drop so that a formula comes first. The last four are =+-@
-# as wide as a Chinese character, which spreadsheets there read as the plain ones.
+# What starts a formula in a spreadsheet, or may be dropped before one. The last four are the full-width forms
+# of =+-@, which some spreadsheets read as the plain ones.
 _FORMULA = re.compile(r"[\t\r\n]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
-# A null character, by which binary files are known, and halves of characters, which UTF-8 cannot hold.
+# A null character, which marks binary files, and halves of surrogate pairs, which UTF-8 cannot hold.
 _UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def is_writable(name: str) -> bool:
-    """Tell whether a CSV file can hold this id and give it back unchanged."""
+    """Whether a CSV file can hold this id and give it back unchanged."""
     return bool(name.strip()) and not _UNWRITABLE.search(name)
 
 
@@ -38,7 +38,7 @@ def unguarded(cell: str) -> str:
 
 
 def _needs_guard(cell: str) -> bool:
-    """Tell whether the cell may run as a formula, or looks guarded already; it gets an apostrophe."""
+    """Whether a cell may run as a formula, or looks guarded already."""
     bare = cell.lstrip("'")
     return _FORMULA.match(bare) is not None and not looks_like_number(bare)
 
@@ -69,7 +69,7 @@ def decode(path: Path, content: bytes) -> str:
 
 
 def read_header(text: str, separator: str) -> tuple[int, list[str]]:
-    """The number of the first row that is not blank, and the names in it; 0 and none where all are blank."""
+    """Return the number of the first row that is not blank, and the names in it; 0 and none if all are blank."""
     for number, cells in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=separator), 1):
         if any(map(str.strip, cells)):
             return number, [unguarded(cell.strip()).strip() for cell in cells]
@@ -77,7 +77,7 @@ def read_header(text: str, separator: str) -> tuple[int, list[str]]:
 
 
 def read_records(path: Path, text: str, separator: str) -> list[list[str]]:
-    """All rows, blank ones too, so that indices in the list are those in a spreadsheet."""
+    """Read all rows, also blank ones, so that indices in the list are those in a spreadsheet."""
     records: list[list[str]] = []
     try:
         # Strict, since otherwise a quotation mark that is not closed swallows the rest of the file.

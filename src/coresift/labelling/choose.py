@@ -1,4 +1,4 @@
-"""From a model and candidates to a batch that keeps to what people ask for: costs, groups, fixed items."""
+"""Choose a batch within limits: costs, groups, items that must be included."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Ask = Callable[[int, Sequence[int], Sequence[int]], Batch]
 
 @dataclass(frozen=True, eq=False)
 class Limits:
-    """What a batch must keep to.
+    """The limits of a batch.
 
     Attributes
     ----------
-    size : how many items at most.
+    size : the largest number of items.
     budget : what they may cost together.
-    costs : (n,) of the rows to choose from.
-    per_group : how many items of one group at most.
-    groups : (n,) of the rows to choose from.
+    costs : (n,) the costs of the rows to choose from.
+    per_group : the largest number of items of one group.
+    groups : (n,) the groups of the rows to choose from.
     """
 
     size: int | None = None
@@ -49,8 +49,8 @@ class Picked:
 
     Attributes
     ----------
-    weights : the selector's own for each row; ``None`` where it has none, or limits took a part of its batch.
-    residuals : of the selector's steps, where it has any.
+    weights : the selector's weight of each row; ``None`` if it has none, or limits cut its batch.
+    residuals : those of the selector's steps, if it has any.
     """
 
     rows: tuple[int, ...]
@@ -61,44 +61,33 @@ class Picked:
 class _Room:
     """What is left of the limits as rows are taken."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits, self.taken = limits, list[int]()
+    def __init__(self, limits: Limits, rows: int) -> None:
+        self.taken: list[int] = []
+        self.size = rows if limits.size is None else limits.size
+        self.costs = np.zeros(rows) if limits.costs is None else limits.costs
         self.money = np.inf if limits.budget is None else limits.budget
-        self.by_group: Counter[str] = Counter()
+        # Without groups, each row is a group of its own.
+        self.most = rows if limits.per_group is None else limits.per_group
+        self.groups: Sequence[Any] = range(rows) if limits.groups is None else limits.groups
+        self.by_group: Counter[Any] = Counter()
 
     def has(self, row: int) -> bool:
-        return not self._is_full() and self._affords(row) and self._has_group(row)
-
-    def _is_full(self) -> bool:
-        return self.limits.size is not None and len(self.taken) >= self.limits.size
-
-    def _affords(self, row: int) -> bool:
-        if self.limits.costs is None or self.limits.budget is None:
-            return True
         # A little over is rounding: three times 0.1 is more than 0.3 to a computer.
-        return bool(self.limits.costs[row] <= self.money + 1e-9 * self.limits.costs[row])
-
-    def _has_group(self, row: int) -> bool:
-        groups, most = self.limits.groups, self.limits.per_group
-        return groups is None or most is None or self.by_group[groups[row]] < most
+        affordable = self.costs[row] <= self.money + 1e-9 * self.costs[row]
+        has_group = self.by_group[self.groups[row]] < self.most
+        return len(self.taken) < self.size and bool(affordable) and has_group
 
     def take(self, row: int) -> None:
         self.taken.append(row)
-        if self.limits.costs is not None:
-            self.money -= self.limits.costs[row]
-        if self.limits.groups is not None:
-            self.by_group[self.limits.groups[row]] += 1
+        self.money -= self.costs[row]
+        self.by_group[self.groups[row]] += 1
 
     def wanted(self, fitting: Sequence[int]) -> int:
         """How many rows to ask for next, of those that fit."""
-        left = len(fitting)
-        if self.limits.size is not None:
-            left = min(left, self.limits.size - len(self.taken))
-        if self.limits.budget is not None and self.limits.costs is not None and left > 0:
-            # As many as would use up the rest at the usual price; what is too expensive is left out.
-            usual = float(np.median(self.limits.costs[list(fitting)]))
-            left = min(left, max(round(self.money / usual), 1))
-        return left
+        left = min(len(fitting), self.size - len(self.taken))
+        usual = float(np.median(self.costs[list(fitting)])) if left > 0 else 0.0
+        # As many as would use up the rest at the median price; what is too expensive is left out.
+        return min(left, max(round(self.money / usual), 1)) if 0 < usual and self.money < np.inf else left
 
 
 def choose_within(
@@ -106,17 +95,17 @@ def choose_within(
 ) -> Picked:
     """Choose rows for a batch, in order, until a limit is reached or nothing fits any more.
 
-    A row that no longer fits when its turn comes is left out, and the rest is chosen again around what was
-    taken. A batch therefore keeps to its limits without being built row by row.
+    A row that no longer fits when its turn comes is skipped, and the rest is chosen again around the rows taken
+    so far. Therefore a batch keeps to its limits without being built row by row.
 
     Parameters
     ----------
     ask : the strategy.
-    rows : how many there are.
+    rows : the number of rows.
     pending : rows that are taken already.
     first : rows that must be in the batch.
     """
-    room = _Room(limits)
+    room = _Room(limits, rows)
     for row in first:
         if not room.has(row):
             raise InputError("the items that must be included do not keep to the limits by themselves")
@@ -138,7 +127,7 @@ def choose_within(
 
 
 def _weights(last: Batch, pending: Sequence[int], taken: Sequence[int]) -> tuple[float, ...] | None:
-    """Weights of all rows that were taken, if the selector's last batch was taken whole."""
+    """The weights of all rows that were taken, if the selector's last batch was taken completely."""
     if last.weights is None or not set(last.index.tolist()) <= set(taken):
         return None
     weights = dict(zip(last.index.tolist(), last.weights.tolist(), strict=True))
@@ -155,21 +144,21 @@ def asker(
     budget: int,
     seed: int,
 ) -> Ask:
-    """Give a function that chooses among rows (n, d) again and again, with the space built once.
+    """Return a function that chooses among rows (n, d) repeatedly, with the space built once.
 
     Parameters
     ----------
     labelled : (m, d) rows that have labels.
-    budget : how many points are wanted in all; posterior samples grow with it.
+    budget : the number of points wanted in all; the number of posterior samples grows with it.
     """
     known = None if labelled is None or len(labelled) == 0 else torch.as_tensor(labelled)
     head, pool, known = split_last_layer(posterior, as_pool(rows), known)
-    original, kept = find_strategy(strategy), list[Any]()
+    original, spaces = find_strategy(strategy), list[Any]()
 
     def build(problem: Any) -> Any:
-        if not kept:
-            kept.append(original.build(problem))
-        return kept[0]
+        if not spaces:
+            spaces.append(original.build(problem))
+        return spaces[0]
 
     num_samples = original.num_samples or default_num_samples(budget)
     once = replace(original, build=build, num_samples=num_samples)
@@ -192,7 +181,7 @@ def asker(
 def nearest_of(
     rows: npt.NDArray[np.float32], centres: npt.NDArray[np.float32], block: int = sizes.ITEM_BLOCK
 ) -> Index:
-    """(n,) for each row (n, d), which of the centres (b, d) is nearest to it."""
+    """(n,) the index of the centre (b, d) that is nearest to each row (n, d)."""
     others = torch.as_tensor(centres)
     blocks = (torch.as_tensor(rows[start : start + block]) for start in range(0, len(rows), block))
     return torch.cat([torch.cdist(some, others).argmin(1) for some in blocks]).numpy()

@@ -1,4 +1,4 @@
-"""Begin a project: read the pool and its labels, make features, and open a ledger."""
+"""Create a project: read the pool and its labels, compute features, and open a ledger."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from filelock import FileLock
 
 import coresift
 from coresift.errors import InputError, cannot_write
@@ -27,6 +29,7 @@ from coresift.labelling.records import Answer, Task
 from coresift.labelling.settings import Settings
 from coresift.labelling.storage import (
     FEATURES,
+    LOCK,
     check_nothing_is_lost,
     describe_features,
     fingerprint_of,
@@ -39,7 +42,7 @@ from coresift.labelling.storage import (
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a project is begun with.
+    """The options of a new project.
 
     Attributes
     ----------
@@ -47,10 +50,10 @@ class Beginning:
     task : by default what the labels look like.
     classes : the labels that are allowed; ``None`` for any.
     labels : a file of further labels.
-    hand_picked : whether labels that are there were picked by hand, and not drawn at random.
-    embedding : what makes features of texts or images, see `write_features`.
-    seed : of everything that is drawn.
-    skip_broken : leave out images that cannot be read.
+    hand_picked : whether the labels were picked by hand, not drawn at random.
+    embedding : computes features of texts or images, see `write_features`.
+    seed : the seed of everything random.
+    skip_broken : ignore images that cannot be read.
     """
 
     reading: Reading
@@ -63,7 +66,7 @@ class Beginning:
     skip_broken: bool = False
 
     def checked(self) -> Beginning:
-        """Raise for what no project can be begun with; return it with classes in their plain form."""
+        """Raise for options that no project can have; return them with classes in their plain form."""
         if not 0 <= self.seed < 2**32:
             raise InputError(f"--seed is {self.seed}, expected an integer from 0 to {2**32 - 1}")
         target = self.reading.target
@@ -74,20 +77,21 @@ class Beginning:
             raise InputError(f"--target is {target!r}, which is a column of exports; rename it")
         if self.classes is None:
             return self
+        if self.task == "regression":
+            raise InputError("--classes goes with --task classification")
         classes = tuple(dict.fromkeys(map(plain_class, self.classes)))
         return replace(self, classes=classes, task=self.task or "classification")
 
 
 @dataclass(frozen=True)
 class FirstLabels:
-    """The labels that are there when a project begins.
+    """The labels that exist when a project begins.
 
     Attributes
     ----------
-    task : what they are.
-    known : those of the pool, by position.
+    known : the labels of the pool, by position.
     answers : those of a file.
-    ignored : cells whose word stands for no label.
+    ignored : number of cells whose word stands for no label.
     source : name and fingerprint of the file, if there is one.
     """
 
@@ -95,7 +99,7 @@ class FirstLabels:
     known: Mapping[int, str]
     answers: Sequence[Answer]
     ignored: int
-    source: tuple[str, str] | tuple[()]
+    source: tuple[str, str] | None
 
 
 def create_project(folder: Path, beginning: Beginning) -> None:
@@ -107,11 +111,11 @@ def create_project(folder: Path, beginning: Beginning) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(f"the folder {folder}", error) from None
-    with locked(folder):
+    with locked(FileLock(folder / LOCK)):
         check_nothing_is_lost(folder, pool_path)  # once more: another init may have ended since
         pool = _open(beginning)
         labels = _first_labels(beginning, pool)
-        with readable(pool_path):  # before its features are made: it may change while that goes on
+        with readable(pool_path):  # before its features are computed: it may change meanwhile
             fingerprint, stamp = pool.fingerprint(), stamp_of(Path(pool.reading.path))
         with unfinished(folder) as new:
             made = write_features(pool, new / FEATURES, embedding=beginning.embedding, seed=beginning.seed)
@@ -130,7 +134,7 @@ def create_project(folder: Path, beginning: Beginning) -> None:
             facts = {
                 "settings": asdict(settings),
                 "coresift": coresift.__version__,
-                "passed_over": labels.ignored,
+                "ignored": labels.ignored,
                 "features": describe_features(new / FEATURES),
             }
             source = (labels.answers, *labels.source) if labels.source else ()
@@ -152,38 +156,29 @@ def _open(beginning: Beginning) -> ItemPool:
 
 def _first_labels(beginning: Beginning, pool: ItemPool) -> FirstLabels:
     """Read the labels of the pool and of a file, and find out the task if nobody said it."""
-    classes, path = beginning.classes, beginning.reading.path
+    classes, target = beginning.classes, str(beginning.reading.target)
     cells = {position: text for position, text in enumerate(pool.targets() or ()) if text is not None}
     known = {position: plain_class(text) for position, text in cells.items() if is_label(text, classes)}
-    unlabelled_cells = len(cells) - len(known)
-    content = b"" if beginning.labels is None else read_content(beginning.labels)
-    # As classes first: the labels may be what tells the task.
-    answers, ignored = _read(beginning, pool, content, beginning.task or "classification")
+    content = None if beginning.labels is None else read_content(beginning.labels)
+    assumed = beginning.task or "classification"  # the labels may tell the task
+    answers, ignored = _read(beginning, pool, content, assumed)
     labels = [*known.values(), *(answer.label for answer in answers if answer.label)]
-    task = beginning.task or _guess_task(labels, str(beginning.reading.target), pool.targets() is not None)
-    if task == "regression":
-        if beginning.task is None:
-            answers, _ = _read(beginning, pool, content, task)
-        known = {
-            position: plain_number(
-                f"{row_name(path, position)} of the pool, column {beginning.reading.target!r}", label
-            )
-            for position, label in known.items()
-        }
-    if classes is not None:
-        _check_classes(known, classes, task, path)
-    return FirstLabels(
-        task,
-        known,
-        answers,
-        ignored + unlabelled_cells,
-        () if beginning.labels is None else (beginning.labels.name, fingerprint_of(content)),
-    )
+    task = beginning.task or _guess_task(labels, target, pool.targets() is not None)
+    if task != assumed:
+        answers, _ = _read(beginning, pool, content, task)
+    for position, label in known.items():
+        known[position] = _checked(label, task, classes, row_name(beginning.reading.path, position), target)
+    source = None
+    if beginning.labels is not None and content is not None:
+        source = beginning.labels.name, fingerprint_of(content)
+    return FirstLabels(task, known, answers, ignored + len(cells) - len(known), source)
 
 
-def _read(beginning: Beginning, pool: ItemPool, content: bytes, task: Task) -> tuple[list[Answer], int]:
+def _read(
+    beginning: Beginning, pool: ItemPool, content: bytes | None, task: Task
+) -> tuple[list[Answer], int]:
     """Read the file of labels, if there is one."""
-    if beginning.labels is None:
+    if beginning.labels is None or content is None:
         return [], 0
     ids = set(pool.ids())
     return read_answers(
@@ -197,8 +192,17 @@ def _read(beginning: Beginning, pool: ItemPool, content: bytes, task: Task) -> t
     )
 
 
+def _checked(label: str, task: Task, classes: Sequence[str] | None, row: str, target: str) -> str:
+    """A label of the pool, if the project can have it; numbers in their shortest form."""
+    if task == "regression":
+        return plain_number(f"{row} of the pool, column {target!r}", label)
+    if classes is not None and label not in classes:
+        raise InputError(f"{row} of the pool: {label!r} is none of {', '.join(classes)}")
+    return label
+
+
 def _guess_task(labels: Sequence[str], target: str, is_column: bool) -> Task:
-    """Tell what labels look like: words and few integers are classes, others numbers."""
+    """Guess the task: words and few integers are classes, other labels numbers."""
     which = "say --task regression or --task classification"
     if not labels:
         missing = "" if is_column else f", and no column {target!r}"
@@ -218,13 +222,3 @@ def _guess_task(labels: Sequence[str], target: str, is_column: bool) -> Task:
     if 2 * len(numbers) > len(labels):
         raise InputError(f"{len(numbers)} different integers may be classes or not; {which}")
     return "classification"
-
-
-def _check_classes(known: Mapping[int, str], classes: Sequence[str], task: Task, pool: str) -> None:
-    if task == "regression":
-        raise InputError("--classes goes with --task classification")
-    for position, label in known.items():
-        if label not in classes:
-            raise InputError(
-                f"{row_name(pool, position)} of the pool: {label!r} is none of {', '.join(classes)}"
-            )

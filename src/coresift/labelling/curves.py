@@ -15,32 +15,29 @@ from coresift.labelling.records import CurvePoint, Task
 from coresift.types import Floats, Index
 
 FOLDS = 5
-# Folds share most of their training rows: the variance of their mean is that of independent tests, and this
-# much of it again (Nadeau and Bengio, Inference for the Generalization Error, 2003, for tests of 1/5).
+# Folds share most of their training rows: the variance of their mean is that of independent tests, plus this
+# much of it (Nadeau and Bengio, Inference for the Generalization Error, 2003, for tests of 1/5).
 TRAINING = FOLDS / (FOLDS - 1)
-NORMAL = 1.645  # quantile for intervals that would hold in 90% of cases, if all assumptions were true
-# Learning curves fall as n^-c, with c around one half; nearly all known ones lie within these bounds.
+NORMAL = 1.645  # quantile for 90% intervals
+# Learning curves fall as n^-c, with c around one half; nearly all known ones are within these bounds.
 _POWERS = np.geomspace(0.1, 2.0, 25)
 _USUAL_POWER, _POWER_SPREAD = 0.5, 0.7
-# Early on a curve may fall otherwise: by so much, in logarithms, a point may be off for each halving before
-# the last.
+# Early points may deviate from the curve: by so much, in logarithms, for each halving of the labels.
 _DRIFT = 0.15
 
 
 @dataclass(frozen=True, eq=False)
 class Losses:
-    """Losses of test rows by models that were trained on so many labels.
+    """Losses (R, t) of t test rows in R repeats of the cross-validation, by models trained on ``labels``.
 
-    Attributes
-    ----------
-    losses : (R, t) wrong or not, or squared errors, in each repeat of the cross-validation.
+    A loss is 0 or 1 for a class, and a squared error for a number.
     """
 
     labels: int
     losses: Floats
 
     def rows(self) -> Floats:
-        """(t,) averages over repeats."""
+        """(t,) the means over repeats."""
         return np.asarray(self.losses.mean(0))
 
     def join(self, more: Losses) -> Losses:
@@ -50,11 +47,11 @@ class Losses:
 
 @dataclass(frozen=True, eq=False)
 class CrossValidator:
-    """Trains quick models without a fold, and tests them on it, several times over with other folds.
+    """Trains quick models without a fold, and tests them on it, in several repeats with other folds.
 
     Attributes
     ----------
-    folds : (R, n) the fold in which a row is tested, in each repeat; -1 for those that never are.
+    folds : (R, n) the fold in which a row is tested, in each repeat; -1 for rows that never are.
     """
 
     x: npt.NDArray[Any]
@@ -64,9 +61,9 @@ class CrossValidator:
     seed: int
 
     def cross_validate(self, orders: Sequence[Index], size: int | None = None) -> Losses:
-        """Train on the first ``size`` rows of an order that are not in the fold; each repeat has its order.
+        """Train on the first ``size`` rows of each repeat's order that are not in the fold.
 
-        By default on as many as every fold leaves over.
+        By default ``size`` is the largest that all folds allow.
         """
         left = [
             order[folds[order] != fold]
@@ -85,7 +82,7 @@ class CrossValidator:
         return Losses(size, losses[:, self.folds[0] >= 0])
 
     def _models(self, sets: Sequence[Index], size: int) -> Iterator[Any | None]:
-        """Fit a model to each set of rows; ``None`` for one whose labels are all the same."""
+        """Fit a model to each set of rows; ``None`` for a set whose labels are all the same."""
         several = [rows for rows in sets if len(np.unique(self.y[rows])) > 1]
         seeds = [(self.seed + number) % 2**32 for number in range(len(several))]
         model = quick_model(self.task, size, self.seed)
@@ -94,7 +91,7 @@ class CrossValidator:
             yield next(fits) if len(np.unique(self.y[rows])) > 1 else None
 
     def cross_validate_first(self, counts: Sequence[int]) -> list[Losses]:
-        """Train on the first rows, so many as each count says."""
+        """Train on the first rows, for each count."""
         return [self.cross_validate([np.arange(count)] * len(self.folds)) for count in counts]
 
     def error(self, loss: Any) -> Any:
@@ -102,7 +99,7 @@ class CrossValidator:
         return loss if self.task == "classification" else np.sqrt(loss)
 
     def point(self, tested: Losses) -> CurvePoint:
-        """Return a measured point; its interval is Wilson's for classes, the logarithm's for numbers."""
+        """Return a measured point, with Wilson's interval for classes and a log-normal one for numbers."""
         rows = tested.rows()
         mean, num = rows.mean(), len(rows) / (1 + TRAINING)
         if self.task == "classification":
@@ -121,9 +118,9 @@ class CrossValidator:
         generator: np.random.Generator,
         num: int = limits.CURVE_REPLICATES,
     ) -> tuple[list[int], Floats]:
-        """Counts (m,), and errors (R, m) as other test rows and other training sets would have given them.
+        """Draw errors (R, m) of other test rows and other training sets; also returns the counts (m,).
 
-        Test rows are shared by all counts, and are drawn anew for all at once; training sets are not.
+        All counts share the test rows that are drawn, but not the training sets.
         """
         losses = np.stack([one.rows() for one in tested])  # (m, t)
         rows = losses.shape[1]
@@ -140,15 +137,15 @@ class CrossValidator:
 def learning_curves(
     labels: Sequence[int], errors: Floats, targets: Sequence[int], generator: np.random.Generator
 ) -> Floats:
-    """(R, t) errors at the counts ``targets``, by a curve a + b n^-c with a, b >= 0 through each replicate.
+    """Compute errors (R, t) at ``targets``, from a curve a + b n^-c with a, b >= 0 through each replicate.
 
-    The fit is by least squares, with less weight on outliers. Few points hardly determine c. A prior draws it
-    towards one half, in each replicate towards another value, and the curves spread as c is uncertain.
+    The fit is by least squares, with less weight on outliers. Few points hardly determine c: a prior around one
+    half, with another centre in each replicate, spreads the curves as c is uncertain.
 
     Parameters
     ----------
     labels : (m,) counts.
-    errors : (R, m) replicates of what was measured at these.
+    errors : (R, m) replicates of the errors measured at these.
     """
     scale = max(labels)
     counts, wanted = np.asarray(labels) / scale, np.asarray(targets) / scale
@@ -156,7 +153,7 @@ def learning_curves(
     spread = np.maximum(errors.std(0), 1e-3 * errors.mean() + 1e-12)
     centres = generator.normal(np.log(_USUAL_POWER), _POWER_SPREAD, size=(len(errors), 1))
     weights, found = np.ones_like(errors) / spread**2, np.zeros((len(errors), len(wanted)))
-    for _ in range(2):  # the second time with outliers known
+    for _ in range(2):  # the second time with weights for outliers
         losses, parameters = [], []
         for power in _POWERS:
             a, b = _line(counts**-power, errors, weights)
@@ -173,7 +170,7 @@ def learning_curves(
 
 
 def _line(u: Floats, errors: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """(R, 1) each: a, b >= 0 with the least weighted squares of errors (R, m) - a - b u (m,)."""
+    """Find a, b >= 0, each (R, 1), with the least weighted squares of errors (R, m) - a - b u (m,)."""
     total = weights.sum(1, keepdims=True)
     mean_u = (weights * u).sum(1, keepdims=True) / total
     mean = (weights * errors).sum(1, keepdims=True) / total
@@ -194,10 +191,9 @@ def points(labels: Sequence[int], draws: Floats) -> tuple[CurvePoint, ...]:
 def draw_folds(
     tested: Index, num: int, generator: np.random.Generator, repeats: int = limits.CURVE_REPEATS
 ) -> Index:
-    """(R, num) folds of the tested rows.
+    """Draw the folds (R, num) of the tested rows.
 
-    Each of five that came one after the other is in another fold, so that every fold leaves about as many of
-    the first k over.
+    Five consecutive rows are in five folds, so that every fold leaves about as many of the first k rows.
     """
     blocks = -(-len(tested) // FOLDS)
     drawn = generator.permuted(np.tile(np.arange(FOLDS), (repeats, blocks, 1)), axis=2)
@@ -207,7 +203,7 @@ def draw_folds(
 
 
 def label_counts(rounds: npt.NDArray[Any]) -> list[int]:
-    """Return the counts of labels after each round: five for many rounds, and halves for few."""
+    """Return five counts of labels at the ends of rounds; after few rounds, also at a half and a quarter."""
     num = len(rounds)
     ends = {int((rounds <= number).sum()) for number in np.unique(rounds)}
     if len(ends) < 4:

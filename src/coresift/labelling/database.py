@@ -6,9 +6,9 @@ import os
 import shlex
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from coresift.atomic import replacing
 from coresift.errors import DiskFullError, InputError
@@ -45,59 +45,44 @@ CREATE INDEX events_of_items ON events (position, event);
 CREATE INDEX events_of_rounds ON events (round, rank) WHERE round IS NOT NULL;
 """
 
-# Columns that version 2 added: a ledger of version 1 gets them when something is added to it first, and is
-# read through views that show them as empty until then.
+# Columns that version 2 added. A ledger of version 1 gets them at the first write; until then views show them
+# as empty.
 _NEW_COLUMNS = {"rounds": "residuals TEXT", "events": "own_weight REAL"}
 
 
 class Database:
-    """An open ledger file.
-
-    A file that cannot be written, or not any more, can still be read.
-    """
+    """An open ledger file; one that cannot be written, or no longer, can still be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Whether all of the file was checked, and not only what can be checked in a moment.
-        self._is_checked = False
+        self._is_checked = False  # completely, and not only by the quick check below
         self._is_full = False
         writable = os.access(path.parent, os.W_OK) and os.access(path, os.W_OK)
         settings = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON") if writable else ()
         try:
-            self._version = self._open(writable, *settings)
+            self._connection = _open(path, writable, *settings)
         except DiskFullError:
             # It can still be read. The index of a log is kept in memory where the whole file is locked.
-            self._is_full = True
-            has_log = _has_log(path)
-            self._version = self._open(True, "locking_mode = EXCLUSIVE") if has_log else self._open(False)
-        try:
-            if not 1 <= self._version <= VERSION:
-                raise InputError(
-                    f"{path} is a ledger of version {self._version}, this program reads up to {VERSION}"
-                )
+            self._is_full, locked = True, _has_log(path)
+            self._connection = _open(path, locked, *(["locking_mode = EXCLUSIVE"] if locked else []))
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self._check_version()
             if problem := self._problem("quick_check") or self._problem("foreign_key_check"):
                 raise damaged(path, problem)
             if self._version < VERSION:
                 self._show_new_columns()
-        except BaseException:
-            self.close()
-            raise
-
-    def _open(self, writable: bool, *settings: str) -> int:
-        """Connect to the file; returns its version."""
-        with _explained(self.path, "read"):
-            self._connection = _connect(self.path, writable)
-        try:
-            with _explained(self.path, "read"):
-                for setting in ("temp_store = MEMORY", *settings):
-                    self._connection.execute(f"PRAGMA {setting}")
-                return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def close(self) -> None:
+        """Close the file."""
         self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         """Return all rows of a query."""
@@ -111,20 +96,13 @@ class Database:
 
     @contextmanager
     def adding(self) -> Iterator[sqlite3.Connection]:
-        """Give a transaction that is written through to the disk at its end, or leaves no trace.
-
-        Nothing is added to a damaged file.
-        """
+        """Give a transaction that is on the disk at its end, or leaves no trace; a damaged file gets none."""
         if self._is_full:
-            raise DiskFullError(f"cannot write to {self.path}: the disk is full; make room and try again")
+            raise _disk_full("write to", self.path)
         with _explained(self.path, "write to"):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                if not self._is_checked and (problem := self.damage()):
-                    raise damaged(self.path, problem)
-                self._is_checked = True
-                if self._version < VERSION:
-                    self._add_new_columns()
+                self._prepare_to_add()
                 yield self._connection
                 self._connection.execute("COMMIT")
                 self._version = VERSION
@@ -133,17 +111,31 @@ class Database:
                     self._connection.execute("ROLLBACK")
                 raise
 
+    def _prepare_to_add(self) -> None:
+        if not self._is_checked and (problem := self.damage()):
+            raise damaged(self.path, problem)
+        self._is_checked = True
+        if self._version < VERSION:
+            self._add_new_columns()
+
     def damage(self) -> str | None:
-        """Say what SQLite finds wrong with the file; ``None`` if it is sound."""
+        """Say what SQLite finds wrong with any part of the file; ``None`` if it is sound."""
         return self._problem("integrity_check") or self._problem("foreign_key_check")
 
     def _problem(self, check: str) -> str | None:
-        """The first thing that a check of SQLite finds."""
+        """The first problem that a check of SQLite finds."""
         try:
             rows = self._connection.execute(f"PRAGMA {check}").fetchmany(1)
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             return str(error)
         return None if rows in ([], [("ok",)]) else ", ".join(map(str, rows[0])).replace("\n", " ")
+
+    def _check_version(self) -> None:
+        (self._version,) = self.row("PRAGMA user_version")
+        if not 1 <= self._version <= VERSION:
+            raise InputError(
+                f"{self.path} is a ledger of version {self._version}, this program reads up to {VERSION}"
+            )
 
     def _show_new_columns(self) -> None:
         """Read an older ledger as if it had the new columns, without writing to it."""
@@ -161,6 +153,17 @@ class Database:
             if version < VERSION:
                 self._connection.execute(f"ALTER TABLE main.{table} ADD COLUMN {column}")
         self._connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _open(path: Path, writable: bool, *settings: str) -> sqlite3.Connection:
+    """Connect to the file, and read its first page to see that it is a ledger."""
+    with _explained(path, "read"), ExitStack() as undo:
+        connection = _connect(path, writable)
+        undo.callback(connection.close)
+        for setting in ("temp_store = MEMORY", *settings, "user_version"):
+            connection.execute(f"PRAGMA {setting}").fetchall()
+        undo.pop_all()
+        return connection
 
 
 @contextmanager
@@ -194,13 +197,13 @@ def damaged(path: Path, problem: str) -> InputError:
 
 @contextmanager
 def _explained(path: Path, doing: str) -> Iterator[None]:
-    """Turn errors of SQLite that a file or a disk is to blame for into ours."""
+    """Turn SQLite's errors about a file or a disk into ours."""
     try:
         yield
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0)
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE):
-            raise DiskFullError(f"cannot {doing} {path}: the disk is full; make room and try again") from None
+            raise _disk_full(doing, path) from None
         if code & 0xFF == sqlite3.SQLITE_NOTADB:
             raise InputError(f"{path} is no ledger: {error}") from None
         if code & 0xFF == sqlite3.SQLITE_CORRUPT:
@@ -212,17 +215,21 @@ def _explained(path: Path, doing: str) -> Iterator[None]:
         raise damaged(path, str(error)) from None
 
 
+def _disk_full(doing: str, path: Path) -> DiskFullError:
+    return DiskFullError(f"cannot {doing} {path}: the disk is full; make room and try again")
+
+
 def _connect(path: Path, writable: bool) -> sqlite3.Connection:
-    """Connect for reading and adding, or for reading alone where nothing can be written."""
+    """Connect for reading and adding, or for reading only."""
     if writable:
         return sqlite3.connect(path, isolation_level=None, timeout=30)
-    # What is still in the log next to the file, SQLite reads by the index that a writer keeps there. Without
-    # a log it would make one, unless it is told that the file stays as it is.
+    # SQLite reads a log next to the file by the index that a writer keeps there. Without a log it would make
+    # one, unless it is told that the file does not change.
     fixed = "" if _has_log(path) else "&immutable=1"
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{fixed}", uri=True, isolation_level=None)
 
 
 def _has_log(path: Path) -> bool:
-    """Whether there is a log next to the file, with what was added to it last."""
+    """Whether there is a log next to the file, with the latest additions."""
     log = path.with_name(f"{path.name}-wal")
     return log.exists() and log.stat().st_size > 0

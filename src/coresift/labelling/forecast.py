@@ -1,4 +1,4 @@
-"""What a batch is worth: how the error has fallen, where it is going, and whether random would have done."""
+"""Forecast what a batch brings: the error so far, the error after it, and whether random would do as well."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from coresift.types import Floats, Index, InputError
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is known of a batch before it is labelled.
+    """What is known about a batch before it is labelled.
 
     Attributes
     ----------
     information : shares of the pool's information that the batch and random batches carry, see `information`.
-    curve : cross-validated error after each round so far; ``labels`` are those trained on, without the fold
-        that was tested.
+    curve : cross-validated error after each round so far; ``labels`` counts the training labels, without the
+        fold that was tested.
     fitted : the curve error = a + b n^-c through these, at the same counts, now, and after the batch.
-    random : the same for labels drawn at random; empty where too few were.
-    gain : share of the error that twice as many labels would take off, the median and the 90% quantile over
-        fitted curves.
-    sentences : all of that for people.
+    random : the same for labels drawn at random; empty if these were too few.
+    gain : the fraction of the error that twice as many labels would remove, the median and the 90% quantile
+        over fitted curves.
+    sentences : the same for people.
     """
 
     information: tuple[float, float] | None
@@ -59,7 +59,7 @@ class Forecast:
 
 @dataclass(frozen=True, eq=False)
 class _Labels:
-    """The labels in the order of their rounds, of many a random part; ``total`` counts all."""
+    """The labels in the order of their rounds, or a random sample of many; ``total`` counts all."""
 
     x: npt.NDArray[Any]
     y: npt.NDArray[Any]
@@ -77,19 +77,21 @@ class _Labels:
         seed: int,
         most: int = limits.CURVE_LABELS,
     ) -> _Labels:
-        if not len(x) == len(y) == len(rounds) == len(is_random):
+        """Sort the labels by rounds, and sample up to ``most``."""
+        counts = [len(x), len(y), len(rounds), len(is_random)]
+        if len(set(counts)) > 1:
             raise InputError(
-                f"there are {len(x)} rows, {len(y)} labels, {len(rounds)} rounds and {len(is_random)} marks "
+                f"there are {counts[0]} rows, {counts[1]} labels, {counts[2]} rounds and {counts[3]} marks "
                 "of random ones, expected as many of each"
             )
         order = np.argsort(rounds, kind="stable")  # answers may come late
-        if len(y) > most:  # these tell as well, in seconds
+        if len(y) > most:  # a sample is enough, and takes seconds
             order = order[np.sort(np.random.default_rng(seed).choice(len(y), most, replace=False))]
         return cls(x[order], y[order], rounds[order], is_random[order], len(y))
 
     @property
     def is_fair(self) -> bool:
-        """Whether enough labels were drawn at random to stand for the pool."""
+        """Whether enough labels were drawn at random to represent the pool."""
         return int(self.is_random.sum()) >= limits.LEAST_RANDOM
 
     def tested(self) -> Index:
@@ -110,14 +112,14 @@ class _Labels:
 
 @dataclass(frozen=True, eq=False)
 class _Extrapolation:
-    """The learning curve so far, and where it is going.
+    """The learning curve so far, and its continuation.
 
     Attributes
     ----------
     measured : the cross-validated points.
-    targets : counts at which curves were evaluated, the last of them twice as many as now.
+    targets : (t,) counts at which curves are evaluated; the last is twice the current count.
     draws : (R, t) errors there.
-    is_steady : whether other folds and seeds would hardly move the forecast.
+    is_steady : whether other folds and seeds would hardly change the forecast.
     """
 
     tester: CrossValidator
@@ -131,9 +133,9 @@ class _Extrapolation:
         return points(self.targets[:-1], self.draws)
 
     def gain(self, now: int) -> tuple[float, float]:
-        """Share of the error that twice as many labels would take off, the median and the 90% quantile."""
+        """The fraction of the error that twice as many labels would remove, see `Forecast.gain`."""
         at_present = self.draws[:, self.targets.index(now)]
-        # Where no error is left, none can be taken off.
+        # If no error is left, none can be removed.
         gains = np.where(at_present > 0, 1 - self.draws[:, -1] / np.maximum(at_present, 1e-300), 0.0)
         likely, most = np.quantile(gains, (0.5, 0.9)).tolist()
         return likely, most
@@ -144,10 +146,10 @@ def information(
 ) -> tuple[float, float] | None:
     """Compute the shares of the pool's information that a batch and random batches of its size carry.
 
-    For the latter it is the mean over five of them. A share is 1 - ||L - L(w)||^2 / ||L||^2 with the best
+    The second is the mean over five random batches. A share is 1 - ||L - L(w)||^2 / ||L||^2 with the best
     weights w >= 0 on the batch, where L is the sum of the likelihood vectors of a random sample of the pool.
-    ``None`` where the posterior holds fewer samples than twice the batch, as small ensembles do: in so few
-    dimensions any batch seems to stand for the whole pool.
+    ``None`` if the posterior has fewer samples than twice the batch size, as small ensembles do: in so few
+    dimensions any batch seems to represent the whole pool.
 
     Parameters
     ----------
@@ -157,11 +159,8 @@ def information(
     if len(pool_rows) > limits.POOL_SAMPLE:
         chosen = rng.choice(len(pool_rows), limits.POOL_SAMPLE, replace=False)
         pool_rows = np.asarray(pool_rows)[np.sort(chosen)]
-    pool_rows, size = np.asarray(pool_rows), len(batch_rows)
-    drawn = [
-        rng.choice(len(pool_rows), min(size, len(pool_rows)), replace=False)
-        for _ in range(limits.RANDOM_BATCHES)
-    ]
+    pool_rows, size, num = np.asarray(pool_rows), len(batch_rows), len(pool_rows)
+    drawn = [rng.choice(num, min(size, num), replace=False) for _ in range(limits.RANDOM_BATCHES)]
     batches = np.concatenate([np.asarray(batch_rows), *(pool_rows[index] for index in drawn)])
     head, pool, rows = split_last_layer(posterior, as_pool(pool_rows), torch.as_tensor(batches))
     generator = torch.Generator().manual_seed(seed)
@@ -172,7 +171,7 @@ def information(
         return None
     total, shares = space.total(), []
     for vectors in torch.split(space.labelled.double(), [size, *map(len, drawn)], dim=1):
-        # One more vector stands for all the rest, so that the total is that of the pool.
+        # One more vector is the sum of all others, so that the total is that of the pool.
         whole = VectorSpace(torch.cat([vectors, (total - vectors.sum(1))[:, None]], 1))
         shares.append(share_of_total(whole, torch.arange(vectors.shape[1])))
     return shares[0], float(np.mean(shares[1:]))
@@ -189,26 +188,24 @@ def forecast(
     information: tuple[float, float] | None = None,
     earlier: Sequence[tuple[int, float, float]] = (),
     seed: int = 0,
-    unit: str = "",
     flat: tuple[float, float] = limits.FLAT,
 ) -> Forecast:
-    """Say what the labels so far tell about a batch: the error after it, and what random labels would give.
+    """Forecast the error after a batch, and what random labels would give, from the labels so far.
 
     Five times a fifth of the labels is left out, and quick models are trained on the first k of the others.
-    That is repeated with other folds and seeds, until the forecast hardly moves any more. If at least 50
-    labels were drawn at random, only those are tested on: they stand for the pool. Else all are, and since
-    chosen items are harder, the error on the pool is overstated.
+    That is repeated with other folds and seeds until the forecast hardly changes. If at least 50 labels were
+    drawn at random, only those are tested on, because they represent the pool. Otherwise all are; since
+    chosen items are harder, the error on the pool is then overestimated.
 
     Parameters
     ----------
     x, y : (n, d) features and (n,) labels, in the order in which they came.
-    rounds : (n,) the round that each belongs to, 0 for first labels.
+    rounds : (n,) the round of each label, 0 for first labels.
     random_rows : (n,) bool, which were drawn at random from the pool.
     batch_size : labels that the batch will add.
-    information : see the function of that name; put into words as well.
+    information : the result of `information`, for a sentence.
     earlier : (labels, median, 90% quantile) of the ``gain`` of earlier rounds, by round; stopping is advised
-        only where several agree.
-    unit : of the labels, for the sentences.
+        only if several agree.
     flat : gains below which a curve is flat.
     """
     labels = _Labels.sorted(x, y, rounds, random_rows, seed)
@@ -218,7 +215,7 @@ def forecast(
     generator = np.random.default_rng(seed)
     now, after = labels.total, labels.total + batch_size
     found = _extrapolate(labels, task, now, after, seed, generator)
-    words = _Words(task, unit, found.is_steady)
+    words = _Words(task, found.is_steady)
     sentences.append(
         f"After this batch, at {after} labels, the {words.name} should be {words.point(found.fitted[-1])}."
     )
@@ -237,7 +234,7 @@ def forecast(
 def _extrapolate(
     labels: _Labels, task: Task, now: int, after: int, seed: int, generator: np.random.Generator
 ) -> _Extrapolation:
-    """Cross-validate and fit curves, with further repeats until the forecast hardly moves."""
+    """Cross-validate and fit curves, with further repeats until the forecast hardly changes."""
     tested, size, counts = labels.tested(), len(labels.y), label_counts(labels.rounds)
     tester = CrossValidator(labels.x, labels.y, draw_folds(tested, size, generator), task, seed)
     measured = tester.cross_validate_first(counts)
@@ -259,7 +256,7 @@ def _extrapolate(
 def _spread_of_repeats(
     tester: CrossValidator, measured: Sequence[Losses], target: int, generator: np.random.Generator
 ) -> float:
-    """Plus and minus two standard errors of the forecast, by forecasts from single repeats."""
+    """Compute four standard errors of the forecast from forecasts of single repeats."""
     num_repeats = len(measured[0].losses)
     singles = []
     for repeat in range(num_repeats):
@@ -274,17 +271,17 @@ def _spread_of_repeats(
 def _compare(
     labels: _Labels, found: _Extrapolation, words: _Words, generator: np.random.Generator
 ) -> tuple[tuple[CurvePoint, ...], list[str]]:
-    """The curve of labels drawn at random, and what it says about choosing.
+    """The curve of labels drawn at random, and sentences on whether choosing helps.
 
     Models trained on labels drawn at random from the pool are compared, on the same test rows, with models
-    trained on as many labels drawn from all. This shows what a label of the chosen kind is worth next to a
-    random one, at as many labels as there are random ones. It does not show the same for larger sets, and a
-    thinned batch is less well spread than a whole one. All labels in their order cannot be compared with
-    random ones among them, because most of them were chosen.
+    trained on as many labels drawn from all. This shows what a chosen label is worth next to a random one, at
+    as many labels as there are random ones, not for larger sets; and a thinned batch is less well spread than
+    a whole one. All labels in their order cannot be compared with the random ones among them, because most of
+    them were chosen.
     """
     if not labels.is_fair:
         num = int(labels.is_random.sum())
-        few = "No label was" if num == 0 else "Only 1 label was" if num == 1 else f"Only {num} labels were"
+        few = {0: "No label was", 1: "Only 1 label was"}.get(num, f"Only {num} labels were")
         return (), [
             f"{few} drawn at random, so all labels were tested on; chosen ones are harder, and on the pool "
             f"the {words.name} may be lower. With {limits.LEAST_RANDOM} random ones it could also be told "
@@ -304,7 +301,7 @@ def _compare(
 def _against_random(
     tester: CrossValidator, is_random: npt.NDArray[np.bool_], generator: np.random.Generator
 ) -> tuple[list[Losses], Losses]:
-    """Models of a quarter, a half and all of the labels drawn at random; and of as many of all labels."""
+    """Losses of models of a quarter, a half and all of the random labels; and of as many of all labels."""
     repeats = len(tester.folds)
     random, mixed = (
         [generator.permutation(rows) for _ in range(repeats)]
@@ -316,12 +313,12 @@ def _against_random(
 
 
 def _verdict(tester: CrossValidator, mixed: Losses, random: Losses, words: _Words) -> str:
-    """Whether labels like the chosen ones beat random ones, by the losses of the same rows."""
-    # Absolute errors of numbers: the squares of a few rows would drown all others.
+    """Say whether chosen labels are better than random ones, by losses on the same rows."""
+    # Absolute errors of numbers: the squares of a few rows would outweigh all others.
     gaps = tester.error(mixed.losses) - tester.error(random.losses)  # (R, t)
     repeats, num = gaps.shape
-    # All repeats draw from the same labels: the noise of a mean is that of one repeat, not of their average,
-    # and means differ from repeat to repeat beyond it.
+    # All repeats draw from the same labels: the noise of a mean is that of one repeat, not of their average.
+    # Beyond it, means differ between repeats.
     variance = gaps.var(1).mean() * (1 + TRAINING) / num + gaps.mean(1).var(ddof=1) / repeats
     half = NORMAL * np.sqrt(variance)
     ours, theirs = (words.number(tester.point(one).error) for one in (mixed, random))
@@ -334,7 +331,7 @@ def _verdict(tester: CrossValidator, mixed: Losses, random: Losses, words: _Word
 
 
 def _has_stopped(rounds: Sequence[tuple[int, float, float]], flat: tuple[float, float] = limits.FLAT) -> bool:
-    """Whether the latest rounds agree that the curve is flat, by the labels and the gain of each."""
+    """Whether the latest rounds, each with its labels and its gain, agree that the curve is flat."""
     agreed, fewest = 0, math.inf
     for labels, likely, most in reversed(rounds):
         if not (labels >= limits.LEAST_TO_STOP and likely < flat[0] and most < flat[1]):
@@ -354,7 +351,6 @@ class _Words:
     """How errors are put into words."""
 
     task: Task
-    unit: str
     is_steady: bool = True
 
     @property
@@ -362,7 +358,7 @@ class _Words:
         return "error rate" if self.task == "classification" else "RMSE"
 
     def number(self, error: float) -> str:
-        return f"{error:.1%}" if self.task == "classification" else f"{error:.3g} {self.unit}".rstrip()
+        return f"{error:.1%}" if self.task == "classification" else f"{error:.3g}"
 
     def point(self, point: CurvePoint) -> str:
         error, low, high = map(self.number, (point.error, point.low, point.high))

@@ -1,4 +1,4 @@
-"""Tell what a label is: how numbers and classes are written, and which words stand for none."""
+"""Define labels: how numbers and classes are written, and which words mean "no label"."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _NOTHING = frozenset({"", "#N/A", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "nul
 
 
 def is_label(text: str, classes: Collection[str] | None) -> bool:
-    """Tell whether a text is a label, not a word for none such as NA that is not the name of a class."""
+    """Whether a text is a label, not a word for none such as NA that is not the name of a class."""
     return text not in _NOTHING or text in (classes or ())
 
 
 def looks_like_number(text: str) -> bool:
-    """Tell whether a text is written as a number, of any size."""
+    """Whether a text is written as a number, of any size."""
     return _NUMBER.fullmatch(text) is not None
 
 
 def is_number(text: str) -> bool:
-    """Tell whether a text is a number that can be a label."""
+    """Whether a text is a number that can be a label."""
     return looks_like_number(text) and abs(float(text)) <= LARGEST
 
 
 def is_separated_number(text: str) -> bool:
-    """Tell whether a text is a number, perhaps with a decimal comma or with separators between thousands."""
+    """Whether a text is a number, perhaps with a decimal comma or with separators between thousands."""
     return looks_like_number(re.sub(r"[,'\u2019\s]", "", text))
 
 

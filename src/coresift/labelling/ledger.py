@@ -1,12 +1,14 @@
-"""The ledger: the durable record of a project. Whatever happened is added; nothing is changed.
+"""The ledger: the durable record of a project. Events are added; nothing is changed.
 
-An item's state follows from the last thing that happened to it. What is reported as done was written through
-to the disk before, in one transaction: a program that is killed leaves all of it or nothing of it.
+The state of an item follows from its last event. What is reported as done is on the disk, in one transaction:
+a program that is killed leaves all of it or nothing.
 """
 
 from __future__ import annotations
 
 import json
+import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,22 +17,23 @@ from typing import Any, NamedTuple
 
 from coresift.errors import InputError
 from coresift.labelling.database import NAME, Database, creating, damaged
-from coresift.labelling.judging import ANSWERS, NOTHING_NEW, Event, Outcome, kind_of, outcome
+from coresift.labelling.outcomes import ANSWERS, NOTHING_NEW, Event, Outcome, kind_of, outcome
 from coresift.labelling.records import Answer, Chosen, Labelled, Round, State
 
-# What the last event of an item makes of it.
+# The state of an item by its last event, in the order in which states are listed.
 _STATES: dict[str, State] = {
-    "chosen": "pending",
     "labelled": "labelled",
+    "chosen": "pending",
+    "opened": "unlabelled",
     "skipped": "skipped",
     "excluded": "excluded",
-    "opened": "unlabelled",
 }
-# The order in which states are counted out.
-_ORDER: tuple[State, ...] = ("labelled", "pending", "unlabelled", "skipped", "excluded")
-
 _LATEST = "SELECT MAX(event) FROM events GROUP BY position"
 _CHOSEN = "SELECT round, position, id, rank, own_weight, weight FROM events JOIN items USING (position)"
+_INSERT_FACT = "INSERT INTO facts (at, key, value) VALUES (?, ?, ?)"
+_INSERT_ANSWER = """
+INSERT INTO events (at, import, position, kind, label, who, said_at) VALUES (?, ?, ?, ?, ?, ?, ?)
+"""
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,12 @@ class Ingested:
     corrections: tuple[Correction, ...] = ()
 
     def counts(self) -> dict[str, int]:
-        """How many answers there were of each kind."""
-        return {name: getattr(self, name) for name in ("new", "same", "corrected", "skipped", "outdated")}
+        """Return how many answers had each outcome."""
+        return {name: value for name, value in vars(self).items() if name != "corrections"}
 
 
 class _Judged(NamedTuple):
-    """An answer with the position of its item, what happened to that last, and what the answer changes."""
+    """An answer with the position of its item, the last event of that, and what the answer changes."""
 
     answer: Answer
     position: int
@@ -86,22 +89,22 @@ class _Judged(NamedTuple):
 
 
 def now() -> str:
-    """The time, in ISO 8601 with its zone."""
+    """Return the time, in ISO 8601 with its zone."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-class Ledger:
+class Ledger(Database):
     """The record of a project, open for reading and adding.
 
     Parameters
     ----------
-    path : of the SQLite file, which must be there; see `create`.
+    path : the SQLite file, which must exist; see `create`.
     """
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise InputError(f"{path.parent} is no project: it has no {NAME}; begin one with coresift init")
-        self.path, self.database = path, Database(path)
+        super().__init__(path)
 
     @classmethod
     def create(
@@ -114,68 +117,46 @@ class Ledger:
         source: str = "",
         fingerprint: str | None = None,
     ) -> Ledger:
-        """Make a new ledger, complete or not there at all.
+        """Make a new ledger, completely or not at all.
 
         Parameters
         ----------
-        ids : of the items, in the order of the pool.
-        facts : to remember.
-        known : labels that are there from the start, by position.
-        answers, source, fingerprint : further ones from a file, as in `add_answers`.
+        ids : the items' ids, in the order of the pool.
+        facts : values to remember, by key.
+        known : the labels of the pool, by position.
+        answers, source, fingerprint : further labels from a file, as in `add_answers`.
         """
         at = now()
         positions = {id_: position for position, id_ in enumerate(ids)} if answers else {}
-        # The first two imports are there in any case: nobody asked for their labels.
+        # Both imports are always there: nobody asked for their labels.
         imports = [(at, "the pool", None), (at, source, fingerprint)]
-        events = [
-            *((at, 1, position, "labelled", label, None, None) for position, label in known.items()),
-            *((at, 2, positions[one.id], kind_of(one), one.label, one.who, one.at) for one in answers),
-        ]
         with creating(path) as connection:
             connection.executemany("INSERT INTO items VALUES (?, ?)", enumerate(ids))
-            connection.executemany(
-                "INSERT INTO facts (at, key, value) VALUES (?, ?, ?)",
-                [(at, key, json.dumps(value)) for key, value in facts.items()],
-            )
+            connection.executemany(_INSERT_FACT, [(at, key, json.dumps(value)) for key, value in facts.items()])
             connection.executemany("INSERT INTO imports (at, source, fingerprint) VALUES (?, ?, ?)", imports)
             connection.executemany(
-                """
-                INSERT INTO events (at, import, position, kind, label, who, said_at)
-                VALUES (?, ?, ?, ?, ?, ?, ?)
-                """,
-                events,
+                _INSERT_ANSWER,
+                [(at, 1, position, *_described(Answer("", label))) for position, label in known.items()],
+            )
+            connection.executemany(
+                _INSERT_ANSWER, [(at, 2, positions[one.id], *_described(one)) for one in answers]
             )
         return cls(path)
 
-    def close(self) -> None:
-        self.database.close()
-
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __len__(self) -> int:
-        """How many items there are."""
-        return int(self.database.row("SELECT COALESCE(MAX(position) + 1, 0) FROM items")[0])
-
-    def damage(self) -> str | None:
-        """Say what SQLite finds wrong with the file, looking at all of it; ``None`` if it is sound."""
-        return self.database.damage()
+        """Count the items."""
+        return int(self.row("SELECT COALESCE(MAX(position) + 1, 0) FROM items")[0])
 
     # Facts.
 
     def remember(self, key: str, value: Any) -> None:
-        """Keep a small fact, which JSON can hold; the latest of a key counts."""
-        with self.database.adding() as connection:
-            connection.execute(
-                "INSERT INTO facts (at, key, value) VALUES (?, ?, ?)", (now(), key, json.dumps(value))
-            )
+        """Keep a small value that JSON can hold; the latest of a key counts."""
+        with self.adding() as connection:
+            connection.execute(_INSERT_FACT, (now(), key, json.dumps(value)))
 
     def recall(self, key: str) -> Any:
         """Return the latest fact of a key; ``None`` if there is none."""
-        fact = self.database.row("SELECT value FROM facts WHERE key = ? ORDER BY fact DESC LIMIT 1", (key,))
+        fact = self.row("SELECT value FROM facts WHERE key = ? ORDER BY fact DESC LIMIT 1", (key,))
         try:
             return None if fact is None else json.loads(fact[0])
         except (TypeError, ValueError) as error:
@@ -183,38 +164,36 @@ class Ledger:
 
     # Items.
 
-    def positions(self, ids: Sequence[str]) -> list[int | None]:
+    def positions(self, ids: Sequence[str], block: int = 500) -> list[int | None]:
         """Return the positions of items in the pool; ``None`` for an id that is not in it."""
-        found: dict[str, int] = {}
-        for start in range(0, len(ids), 500):  # SQLite takes only so many values in a query
-            some = ids[start : start + 500]
+        positions: dict[str, int] = {}
+        for start in range(0, len(ids), block):  # SQLite takes a limited number of values in a query
+            some = ids[start : start + block]
             marks = ",".join("?" * len(some))
-            query = f"SELECT id, position FROM items WHERE id IN ({marks})"
-            found |= dict(self.database.rows(query, tuple(some)))
-        return [found.get(id_) for id_ in ids]
+            positions |= dict(self.rows(f"SELECT id, position FROM items WHERE id IN ({marks})", tuple(some)))
+        return [positions.get(id_) for id_ in ids]
 
     def ids(self, positions: Sequence[int]) -> list[str]:
         """Return the ids of items."""
         query = "SELECT id FROM items WHERE position = ?"
-        return [self.database.row(query, (int(position),))[0] for position in positions]
+        return [self.row(query, (int(position),))[0] for position in positions]
 
     def states(self) -> dict[int, State]:
-        """Return the states of all items to which anything happened; the others are unlabelled."""
-        rows = self.database.rows(f"SELECT position, kind FROM events WHERE event IN ({_LATEST})")
+        """Return the states of all items that have an event; the others are unlabelled."""
+        rows = self.rows(f"SELECT position, kind FROM events WHERE event IN ({_LATEST})")
         return {position: _STATES[kind] for position, kind in rows}
 
     def counts(self) -> dict[State, int]:
         """Count the items in each state."""
-        found: dict[State, int] = dict.fromkeys(_ORDER, 0)
-        query = f"SELECT kind, COUNT(*) FROM events WHERE event IN ({_LATEST}) GROUP BY kind"
-        for kind, count in self.database.rows(query):
-            found[_STATES[kind]] += count
-        found["unlabelled"] += len(self) - sum(found.values())
-        return found
+        counts = dict.fromkeys(_STATES.values(), 0)
+        rows = self.rows(f"SELECT kind, COUNT(*) FROM events WHERE event IN ({_LATEST}) GROUP BY kind")
+        counts |= {_STATES[kind]: count for kind, count in rows}
+        counts["unlabelled"] += len(self) - sum(counts.values())
+        return counts
 
     def labels(self) -> list[Labelled]:
-        """Return all labels as they stand, in the order in which they came."""
-        rows = self.database.rows(
+        """Return the current labels, in the order in which they came."""
+        rows = self.rows(
             f"""
             SELECT position, label, who, COALESCE(said_at, at),
                 COALESCE((SELECT MAX(round) FROM events AS asked WHERE asked.position = events.position), 0),
@@ -222,14 +201,11 @@ class Ledger:
             FROM events WHERE event IN ({_LATEST}) AND kind = 'labelled' ORDER BY event
             """
         )
-        return [
-            Labelled(position, label, who, at, asked, bool(first))
-            for position, label, who, at, asked, first in rows
-        ]
+        return [Labelled(*described, bool(first)) for *described, first in rows]
 
     def answers(self) -> dict[int, Answer]:
-        """Return labels and skips as they stand, by position, with when they were given or else came in."""
-        rows = self.database.rows(
+        """Return the current labels and skips by position, with when they were given or else came in."""
+        rows = self.rows(
             f"""
             SELECT position, id, label, who, COALESCE(said_at, at) FROM events JOIN items USING (position)
             WHERE event IN ({_LATEST}) AND kind IN {ANSWERS} ORDER BY position
@@ -239,7 +215,7 @@ class Ledger:
 
     def first_corrections(self) -> list[Correction]:
         """Return the labels of the pool that the file of labels replaced when the project began."""
-        rows = self.database.rows(
+        rows = self.rows(
             """
             SELECT id, pool.label, file.label, file.who
             FROM events AS file JOIN events AS pool USING (position) JOIN items USING (position)
@@ -249,46 +225,40 @@ class Ledger:
         return [Correction(*row) for row in rows]
 
     def label_counts(self) -> dict[str, int]:
-        """Count the items with each label, the most frequent first, and of these the one that came first."""
-        return dict(
-            self.database.rows(
-                f"""
-                SELECT label, COUNT(*) FROM events WHERE event IN ({_LATEST}) AND kind = 'labelled'
-                GROUP BY label ORDER BY COUNT(*) DESC, MIN(event)
-                """
-            )
-        )
+        """Count the items with each label: the most frequent first, and among equals the one that came first."""
+        query = f"""
+            SELECT label, COUNT(*) FROM events WHERE event IN ({_LATEST}) AND kind = 'labelled'
+            GROUP BY label ORDER BY COUNT(*) DESC, MIN(event)
+            """
+        return dict(self.rows(query))
 
     def pending(self) -> list[tuple[int, Chosen]]:
-        """Return items that were sent out and have no answer, with their rounds; by round and rank."""
+        """Return items that were chosen and have no answer, with their rounds; by round and rank."""
         query = f"{_CHOSEN} WHERE event IN ({_LATEST}) AND kind = 'chosen' ORDER BY round, rank"
-        return [(number, Chosen(*item)) for number, *item in self.database.rows(query)]
+        return [(number, Chosen(*item)) for number, *item in self.rows(query)]
 
     def history(self, position: int) -> list[tuple[str, str, str | None, str | None]]:
-        """Return what happened to an item: when, what, its label and who gave that."""
-        return self.database.rows(
-            "SELECT COALESCE(said_at, at), kind, label, who FROM events WHERE position = ? ORDER BY event",
-            (position,),
-        )
+        """Return the events of an item: when, what, its label and who gave that."""
+        query = "SELECT COALESCE(said_at, at), kind, label, who FROM events WHERE position = ? ORDER BY event"
+        return self.rows(query, (position,))
 
     def reopen(self, positions: Iterable[int]) -> None:
         """Let items be chosen again."""
-        events = [(now(), int(position)) for position in positions]
-        with self.database.adding() as connection:
-            connection.executemany("INSERT INTO events (at, position, kind) VALUES (?, ?, 'opened')", events)
+        with self.adding() as connection:
+            _add_changes(connection, now(), "opened", positions)
 
     def last_event(self) -> int:
-        """Return the number of the last thing that happened to any item."""
-        return int(self.database.row("SELECT COALESCE(MAX(event), 0) FROM events")[0])
+        """Return the number of the last event of all."""
+        return int(self.row("SELECT COALESCE(MAX(event), 0) FROM events")[0])
 
     # Rounds.
 
     def rounds(self) -> list[Round]:
         """Return all rounds with their batches."""
         batches: dict[int, list[Chosen]] = {}
-        for number, *item in self.database.rows(f"{_CHOSEN} WHERE kind = 'chosen' ORDER BY round, rank"):
+        for number, *item in self.rows(f"{_CHOSEN} WHERE kind = 'chosen' ORDER BY round, rank"):
             batches.setdefault(number, []).append(Chosen(*item))
-        rows = self.database.rows(
+        rows = self.rows(
             """
             SELECT number, at, strategy, seed, model, data, asked, labels, seconds, notes, residuals
             FROM rounds ORDER BY number
@@ -296,25 +266,20 @@ class Ledger:
         )
         return [
             Round(
-                number=number,
-                at=at,
-                strategy=strategy,
-                seed=seed,
-                model=model,
-                data=data,
+                *how,
                 asked=json.loads(asked),
                 labels=labels,
                 seconds=seconds,
                 notes=json.loads(notes),
-                batch=tuple(batches.get(number, ())),
+                batch=tuple(batches.get(how[0], ())),
                 residuals=None if residuals is None else tuple(json.loads(residuals)),
             )
-            for number, at, strategy, seed, model, data, asked, labels, seconds, notes, residuals in rows
+            for *how, asked, labels, seconds, notes, residuals in rows
         ]
 
     def nothing_since(self, number: int) -> bool:
-        """Whether a round's batch is the last thing that happened."""
-        return self.database.rows("SELECT round FROM events ORDER BY event DESC LIMIT 1") == [(number,)]
+        """Whether the choice of a round's batch is the last event."""
+        return self.rows("SELECT round FROM events ORDER BY event DESC LIMIT 1") == [(number,)]
 
     def answers_since(self, number: int) -> bool:
         """Whether any answer came in after a round's batch was chosen."""
@@ -322,12 +287,12 @@ class Ledger:
             SELECT COUNT(*) FROM events
             WHERE kind IN {ANSWERS} AND event > (SELECT MAX(event) FROM events WHERE round = ?)
             """
-        return bool(self.database.row(query, (number,))[0])
+        return bool(self.row(query, (number,))[0])
 
     def withdrawn(self) -> dict[int, set[int]]:
         """Return the positions of each round's items that were opened or excluded before an answer came."""
-        found: dict[int, set[int]] = {}
-        for number, position in self.database.rows(
+        withdrawn: dict[int, set[int]] = {}
+        for number, position in self.rows(
             """
             SELECT round, position FROM events AS asked WHERE kind = 'chosen' AND (
                 SELECT kind FROM events AS later
@@ -335,30 +300,27 @@ class Ledger:
             ) IN ('opened', 'excluded')
             """
         ):
-            found.setdefault(number, set()).add(position)
-        return found
+            withdrawn.setdefault(number, set()).add(position)
+        return withdrawn
 
     def add_round(self, made: Round, excluded: Sequence[int] = (), withdrawn: Sequence[int] = ()) -> None:
-        """Write a round and its batch down as one, with items that are excluded from now on.
+        """Add a round with its batch, and items that are excluded from now on.
 
         Items that are ``withdrawn`` were pending and are opened before that.
         """
         states = self.states()
-        changes = [(made.at, position, "opened") for position in withdrawn]
-        changes += [
-            (made.at, position, "excluded") for position in excluded if states.get(position) != "excluded"
-        ]
+        how = (made.number, made.at, made.strategy, made.seed, made.model, made.data, json.dumps(made.asked))
         residuals = None if made.residuals is None else json.dumps(made.residuals)
-        asked, notes = json.dumps(made.asked), json.dumps(made.notes)
-        how = (made.number, made.at, made.strategy, made.seed, made.model, made.data)
-        described = (*how, asked, made.labels, made.seconds, notes, residuals)
-
+        result = (made.labels, made.seconds, json.dumps(made.notes), residuals)
         batch = [
             (made.at, one.position, made.number, one.rank, one.nearest, one.weight) for one in made.batch
         ]
-        with self.database.adding() as connection:
-            connection.executemany("INSERT INTO events (at, position, kind) VALUES (?, ?, ?)", changes)
-            connection.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", described)
+        with self.adding() as connection:
+            _add_changes(connection, made.at, "opened", withdrawn)
+            _add_changes(
+                connection, made.at, "excluded", [one for one in excluded if states.get(one) != "excluded"]
+            )
+            connection.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*how, *result))
             connection.executemany(
                 """
                 INSERT INTO events (at, position, kind, round, rank, weight, own_weight)
@@ -370,59 +332,44 @@ class Ledger:
     # Answers.
 
     def add_answers(self, answers: Sequence[Answer], source: str, fingerprint: str | None = None) -> Ingested:
-        """Write answers down, all or none; those that say nothing new are left out.
+        """Add answers, all or none; those that say nothing new are left out.
 
-        An answer that comes in again undoes nothing that happened since: no answer that somebody else gave
-        and, if it is a skip, not that the item was opened. An answer that says when it was given does not
+        An answer that comes in again does not undo an answer that somebody else gave since. A skip that comes
+        in again does not close an item that was opened since. An answer that says when it was given does not
         replace one that was given later.
 
         Parameters
         ----------
         source : where they come from, such as the name of a file.
-        fingerprint : of the file.
+        fingerprint : fingerprint of the file.
         """
         judged = list(self._judged(answers, source, fingerprint))
-        outcomes = [one.outcome for one in judged]
         changes = [one for one in judged if one.outcome not in NOTHING_NEW]
-        known = self._number(fingerprint) is not None
+        known = self._import_of(fingerprint) is not None
         if changes or (fingerprint is not None and not known):
             self._add_import(changes, source, None if known else fingerprint)
-        return Ingested(
-            new=outcomes.count("new"),
-            same=outcomes.count("same"),
-            corrected=outcomes.count("corrected"),
-            skipped=outcomes.count("skipped"),
-            outdated=outcomes.count("outdated"),
-            corrections=tuple(
-                Correction(answer.id, last.label, answer.label, answer.who)
-                for answer, _, last, _ in changes
-                if last.label is not None
-            ),
+        corrections = tuple(
+            Correction(answer.id, last.label, answer.label, answer.who)
+            for answer, _, last, _ in changes
+            if last.label is not None
         )
+        return Ingested(corrections=corrections, **Counter(one.outcome for one in judged))
 
     def _add_import(self, judged: Sequence[_Judged], source: str, fingerprint: str | None) -> None:
         at = now()
-        with self.database.adding() as connection:
+        with self.adding() as connection:
             number = connection.execute(
                 "INSERT INTO imports (at, source, fingerprint) VALUES (?, ?, ?)", (at, source, fingerprint)
             ).lastrowid
-            connection.executemany(
-                """
-                INSERT INTO events (at, import, position, kind, label, who, said_at)
-                VALUES (?, ?, ?, ?, ?, ?, ?)
-                """,
-                [
-                    (at, number, position, kind_of(answer), answer.label, answer.who, answer.at)
-                    for answer, position, _, _ in judged
-                ],
-            )
+            answers = [(at, number, position, *_described(answer)) for answer, position, _, _ in judged]
+            connection.executemany(_INSERT_ANSWER, answers)
 
     def knows_answers(self, answers: Sequence[Answer], source: str, fingerprint: str | None = None) -> bool:
         """Whether `add_answers` would leave all of them out."""
         return all(one.outcome in NOTHING_NEW for one in self._judged(answers, source, fingerprint))
 
     def _judged(self, answers: Sequence[Answer], source: str, fingerprint: str | None) -> Iterator[_Judged]:
-        number = self._number(fingerprint)
+        number = self._import_of(fingerprint)
         positions = self.positions([answer.id for answer in answers])
         for answer, position in zip(answers, positions, strict=True):
             if position is None:
@@ -430,14 +377,14 @@ class Ledger:
             before = self._events(position) or [Event()]
             yield _Judged(answer, position, before[-1], outcome(answer, source, before, number))
 
-    def _number(self, fingerprint: str | None) -> int | None:
+    def _import_of(self, fingerprint: str | None) -> int | None:
         """The import in which a file of this content came in before."""
-        found = self.database.row("SELECT import FROM imports WHERE fingerprint = ?", (fingerprint,))
-        return None if found is None else int(found[0])
+        row = self.row("SELECT import FROM imports WHERE fingerprint = ?", (fingerprint,))
+        return None if row is None else int(row[0])
 
     def _events(self, position: int) -> list[Event]:
-        """What happened to an item, in its order."""
-        rows = self.database.rows(
+        """The events of an item, in order."""
+        rows = self.rows(
             """
             SELECT kind, label, who, said_at, events.at, source, import
             FROM events LEFT JOIN imports USING (import) WHERE position = ? ORDER BY event
@@ -445,3 +392,16 @@ class Ledger:
             (position,),
         )
         return [Event(*row) for row in rows]
+
+
+def _described(answer: Answer) -> tuple[str | None, ...]:
+    """An answer as the last values of `_INSERT_ANSWER`."""
+    return kind_of(answer), answer.label, answer.who, answer.at
+
+
+def _add_changes(connection: sqlite3.Connection, at: str, kind: str, positions: Iterable[int]) -> None:
+    """Add an event of one kind to each of some items."""
+    connection.executemany(
+        "INSERT INTO events (at, kind, position) VALUES (?, ?, ?)",
+        [(at, kind, int(position)) for position in positions],
+    )

@@ -16,24 +16,21 @@ from coresift.labelling.records import Task
 
 # What the ledger calls them.
 MODEL_NAMES: dict[Task, str] = {"classification": "ensemble-10", "regression": "neural-linear-5"}
-# Labels from which on there are fewer epochs, each of more steps; so a fit is a matter of seconds throughout.
-_MANY = 1000
-# Fewer would not do, however many the labels.
+_MANY = 1000  # labels above which there are fewer epochs of more steps, so that any fit takes seconds
 _LEAST_EPOCHS = 12
-# Of an epoch.
-_MOST_STEPS = 10
-# Labels are left out in fifths, one after the other, until so many were: they tell the factor to 4%.
+_MOST_STEPS = 10  # of an epoch
+# Labels are left out in fifths, one after the other, until so many were: they give the factor to 4%.
 _CALIBRATION_FOLDS, _ENOUGH_LEFT_OUT = 5, 400
 
 
 def default_model(task: Task, num_labels: int, seed: int) -> EnsembleClassifier | NeuralLinearRegressor:
-    """The model that batches are chosen with: small networks that disagree about what is worth asking.
+    """Return the model that batches are chosen with: an ensemble of small networks.
 
-    For classes a deep ensemble. For numbers several networks under Bayesian linear regression, since plain
-    ones learn smooth functions badly from a few dozen labels; three folds tell how noisy the labels are.
+    For classes it is a deep ensemble. For numbers it is several networks under Bayesian linear regression,
+    because plain networks learn smooth functions badly from a few dozen labels; three folds estimate the noise.
 
-    Both are trained for fewer epochs than is their own default, so that a fit takes seconds. For classes ten
-    members then do as well as five that are trained longer; numbers without noise would gain from more.
+    Both are trained for fewer epochs than by default, so that a fit takes seconds. For classes, ten members
+    then do as well as five that are trained longer; numbers without noise would gain from more epochs.
 
     >>> default_model("classification", num_labels=50, seed=0).epochs
     60
@@ -49,10 +46,10 @@ def default_model(task: Task, num_labels: int, seed: int) -> EnsembleClassifier 
 
 
 def quick_model(task: Task, num_labels: int, seed: int) -> EnsembleClassifier | NeuralLinearRegressor:
-    """One network of the same kind, to be fitted dozens of times for a learning curve.
+    """Return one network of the same kind, to be fitted dozens of times for a learning curve.
 
-    Its error is a little higher than that of several. Regularisation is not searched for, and is strong. All
-    mini-batches are of one size: a last one of a few rows acts as noise, and would put steps into the curve.
+    Its error is a little higher than that of an ensemble. Regularisation is fixed and strong. All mini-batches
+    have the same size: a last one of a few rows acts as noise, and would put steps into the curve.
     """
     usual = min(2 ** int(math.log2(max(num_labels // 2, 2))), 512)  # as `Trainer` has it
     even = math.ceil(num_labels / max(num_labels // usual, 1))
@@ -70,17 +67,17 @@ def std_factor(
     pool_rows: npt.NDArray[Any],
     seed: int,
 ) -> float:
-    """Compute the factor that calibrates a fitted model's standard deviations, by labels that were left out.
+    """Compute the factor that calibrates a fitted model's standard deviations, from left-out labels.
 
-    Two fits may agree on where they are less certain, and differ twofold in how uncertain they are: networks
-    fit more or less of the noise, by how labels happen to fall into mini-batches. So only the ratios within a
-    fit are used. With r_i the residual of a left-out label, s_i its standard deviation and m_i the root mean
-    square of the same fit's standard deviations over the pool, c^2 = mean((m_i r_i / s_i)^2), and the factor
-    is c / m with the model's own m. Standardised residuals then have a mean square of one.
+    Two fits may agree on where they are less certain, and differ twofold in how uncertain they are, because
+    networks fit more or less of the noise. Therefore only the ratios within a fit are used. Let r_i be the
+    residual of a left-out label, s_i its standard deviation, and m_i the root mean square of the same fit's
+    standard deviations over the pool. Then c^2 = mean((m_i r_i / s_i)^2), and the factor is c / m with the
+    model's own m. Standardised residuals then have a mean square of one.
 
     Parameters
     ----------
-    x, y : (n, d) and (n,) what the model was fitted to.
+    x, y : (n, d) and (n,) the labels that the model was fitted to.
     pool_rows : (p, d) a random sample of the pool.
     """
 

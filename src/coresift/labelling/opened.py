@@ -1,16 +1,17 @@
-"""An open project: what its folder and its pool hold, and the model of its labels."""
+"""An open project: its ledger, pool and features, and the model of its labels."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from filelock import FileLock
 
 from coresift import limits
 from coresift.errors import InputError
@@ -20,10 +21,11 @@ from coresift.labelling.labels import is_number
 from coresift.labelling.ledger import Ingested, Ledger
 from coresift.labelling.model import default_model, predicted, std_factor
 from coresift.labelling.pools import ItemPool, open_pool
-from coresift.labelling.records import Answer, Chosen, Labelled, Task
+from coresift.labelling.records import Answer, Chosen, Labelled
 from coresift.labelling.settings import Settings
 from coresift.labelling.storage import (
     FEATURES,
+    LOCK,
     fingerprint_of,
     locked,
     lost_features,
@@ -35,7 +37,7 @@ from coresift.types import Index
 
 
 class LostPoolError(InputError):
-    """The pool is gone, or another by now; ``reason`` says which."""
+    """The pool is gone or has changed; ``reason`` says which."""
 
     def __init__(self, reason: str, project: OpenProject) -> None:
         self.reason = reason
@@ -50,13 +52,13 @@ class OpenProject:
 
     Parameters
     ----------
-    folder : where it lies.
+    folder : the project's folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.ledger = Ledger(self.folder / LEDGER)
-        self._is_writing = False
+        self._lock = FileLock(self.folder / LOCK)
         try:
             self.settings = Settings.from_json(self.ledger.recall("settings"))
         except InputError:
@@ -65,8 +67,11 @@ class OpenProject:
         except (KeyError, TypeError) as error:
             self.close()
             raise damaged(self.ledger.path, f"its settings are not whole: {error}") from None
+        self.task, self.target = self.settings.task, self.settings.target
+        self.kind, self.classes = self.settings.kind, self.settings.classes
 
     def close(self) -> None:
+        """Close the ledger."""
         self.ledger.close()
 
     def __enter__(self) -> Self:
@@ -75,33 +80,16 @@ class OpenProject:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What there is.
-
-    @property
-    def task(self) -> Task:
-        return self.settings.task
-
-    @property
-    def target(self) -> str:
-        return self.settings.target
-
-    @property
-    def kind(self) -> str:
-        return self.settings.kind
-
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        return self.settings.classes
+    # The pool and its features.
 
     @cached_property
     def pool(self) -> ItemPool:
-        """The items as people know them; an error where they are no longer those of the beginning."""
-        path = Path(self.settings.reading.path)
+        """The items as people know them; raises if they have changed since the project began."""
+        path, settings = Path(self.settings.reading.path), self.settings
         try:
             with readable(path):
-                pool = open_pool(self.settings.reading)
-                known = stamp_of(path) == self.settings.stamp
-                same = known or pool.fingerprint() == self.settings.fingerprint
+                pool = open_pool(settings.reading)
+                same = stamp_of(path) == settings.stamp or pool.fingerprint() == settings.fingerprint
         except InputError as error:
             raise LostPoolError(str(error), self) from None
         if not same:
@@ -111,7 +99,7 @@ class OpenProject:
         return pool
 
     def why_lost(self) -> str | None:
-        """Say why the pool cannot be had any more; ``None`` where it can."""
+        """Say why the pool cannot be used any more; ``None`` if it can."""
         try:
             len(self.pool)
         except LostPoolError as error:
@@ -119,7 +107,7 @@ class OpenProject:
         return None
 
     def new_project(self, labels: str) -> str:
-        """Return the command that takes a file of this project's labels into a new one."""
+        """Return the command that begins a new project with a file of this project's labels."""
         words = ["coresift", "init", "NEW", "--pool", "POOL", "--target", self.target, "--task", self.task]
         if self.settings.reading.id not in (None, "id"):
             words += ["--id", str(self.settings.reading.id)]
@@ -129,7 +117,7 @@ class OpenProject:
 
     @cached_property
     def features(self) -> npt.NDArray[np.float32]:
-        """(N, d) the pool's features, on disk; an error where they are no longer those of the beginning."""
+        """(N, d) the pool's features, on disk; raises if they have changed since the project began."""
         return open_features(self.folder, len(self.ledger), self.recall("features") or {})
 
     def rows(self, positions: Sequence[int] | Index) -> npt.NDArray[np.float32]:
@@ -142,12 +130,14 @@ class OpenProject:
         return rows
 
     def check(self) -> None:
-        """Raise for damage in the ledger or the features, looking at all that is in them."""
+        """Raise if any part of the ledger or the features is damaged."""
         if problem := self.ledger.damage():
             raise damaged(self.ledger.path, problem)
         made = self.recall("features")
         if len(self.features) and made and made["fingerprint"] != fingerprint_of(self.folder / FEATURES):
             raise lost_features(self.folder, "has changed since the project began")
+
+    # Items, facts and answers.
 
     def describe(self, positions: Sequence[int]) -> list[dict[str, str]]:
         """Describe items for people, by column."""
@@ -159,14 +149,14 @@ class OpenProject:
 
     def positions(self, ids: Sequence[str]) -> list[int]:
         """Return the positions of items in the pool, each once; raises for an id that is not in it."""
-        found = dict(zip(ids, self.ledger.positions(ids), strict=True))
-        for id_, position in found.items():
+        positions = dict(zip(ids, self.ledger.positions(ids), strict=True))
+        for id_, position in positions.items():
             if position is None:
                 raise InputError(f"there is no item {id_!r} in the pool")
-        return [position for position in found.values() if position is not None]
+        return [position for position in positions.values() if position is not None]
 
     def are_items(self, ids: Sequence[str]) -> list[bool]:
-        """Tell which ids are those of items in the pool."""
+        """Tell which ids belong to items in the pool."""
         return [position is not None for position in self.ledger.positions(ids)]
 
     def recall(self, key: str) -> Any:
@@ -178,41 +168,30 @@ class OpenProject:
         with self.writing(wait=10.0):
             self.ledger.remember(key, value)
 
-    @contextmanager
-    def writing(self, wait: float = 0.0) -> Iterator[None]:
-        """Be the one that writes; others wait as many seconds as they like, and are told then."""
-        if self._is_writing:
-            yield
-            return
-        with locked(self.folder, wait):
-            self._is_writing = True
-            try:
-                yield
-            finally:
-                self._is_writing = False
-
-    # Answers.
+    def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:
+        """Hold the project's lock; raises `BusyError` if another program still has it after ``wait`` seconds."""
+        return locked(self._lock, wait)
 
     def add(self, answers: Sequence[Answer], source: str) -> Ingested:
-        """Add answers from elsewhere; what is known already changes nothing."""
-        self._check_labels(answers, source)
+        """Add answers; what is known already changes nothing."""
+        for answer in answers:
+            self._check_label(answer, source)
         with self.writing(wait=10.0):
             return self.ledger.add_answers(answers, source)
 
-    def class_counts(self) -> dict[str, int]:
-        """Count the items of each class, the most frequent first; numbers have none."""
-        return {} if self.task == "regression" else self.ledger.label_counts()
+    def _check_label(self, answer: Answer, source: str) -> None:
+        """Raise for a label that the project cannot have."""
+        if answer.label is None:
+            return
+        where = f"{source}, item {answer.id!r}: {answer.label!r}"
+        if self.task == "regression" and not is_number(answer.label):
+            raise InputError(f"{where} is not a number")
+        if self.classes is not None and answer.label not in self.classes:
+            raise InputError(f"{where} is none of {', '.join(self.classes)}")
 
-    def _check_labels(self, answers: Sequence[Answer], source: str) -> None:
-        """Raise for labels that the project cannot have."""
-        for answer in answers:
-            if answer.label is None:
-                continue
-            where = f"{source}, item {answer.id!r}: {answer.label!r}"
-            if self.task == "regression" and not is_number(answer.label):
-                raise InputError(f"{where} is not a number")
-            if self.classes is not None and answer.label not in self.classes:
-                raise InputError(f"{where} is none of {', '.join(self.classes)}")
+    def class_counts(self) -> dict[str, int]:
+        """Count the items of each class, the most frequent first; empty for a regression."""
+        return {} if self.task == "regression" else self.ledger.label_counts()
 
     # The model.
 
@@ -223,20 +202,22 @@ class OpenProject:
         return labelled, np.array([one.label for one in labelled], dtype=kind)
 
     def drawn_at_random(self, labelled: Sequence[Labelled]) -> list[bool]:
-        """Tell of each label whether its item was drawn at random from the pool."""
-        rounds = self.ledger.rounds()
-        included = {one.number: one.asked["must_include"] for one in rounds if one.strategy == "random"}
-
-        def is_random(one: Labelled) -> bool:
-            if one.round in included:
-                wished = included[one.round]
-                return not wished or self.ledger.ids([one.position])[0] not in wished
-            return one.first and one.round == 0 and not self.settings.hand_picked
-
-        return [is_random(one) for one in labelled]
+        """Tell for each label whether its item was drawn at random from the pool."""
+        rounds, hand_picked = self.ledger.rounds(), self.settings.hand_picked
+        wished = {
+            made.number: self.positions(made.asked["must_include"])
+            for made in rounds
+            if made.strategy == "random"
+        }
+        return [
+            one.position not in wished[one.round]
+            if one.round in wished
+            else one.first and one.round == 0 and not hand_picked
+            for one in labelled
+        ]
 
     def fit(self) -> Any | None:
-        """Fit the model to all labels; ``None`` where these are too few to learn from."""
+        """Fit the model to all labels; ``None`` if these are too few to learn from."""
         labelled, values = self.labels()
         if len(labelled) < limits.LEAST_LABELS or len(np.unique(values)) < 2:
             return None
@@ -251,10 +232,11 @@ class OpenProject:
         return list(predicted(model, self.task, self.rows(positions), self.std_factor(model)))
 
     def std_factor(self, model: Any) -> float:
-        """Return what calibrates the standard deviations of a model of all labels; see `std_factor`."""
+        """Return the factor that calibrates the standard deviations of a model of all labels."""
         if self.task == "classification":
             return 1.0
         labelled, values = self.labels()
         size, seed = len(self.features), self.settings.seed
-        some = np.random.default_rng(seed).choice(size, min(limits.POOL_SAMPLE, size), replace=False)
-        return std_factor(model, self.rows([one.position for one in labelled]), values, self.rows(some), seed)
+        sample = np.random.default_rng(seed).choice(size, min(limits.POOL_SAMPLE, size), replace=False)
+        x = self.rows([one.position for one in labelled])
+        return std_factor(model, x, values, self.rows(sample), seed)

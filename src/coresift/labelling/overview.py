@@ -1,4 +1,4 @@
-"""What the report shows of a project, gathered: counts, curve, a map of the pool, and the batch on it."""
+"""Gather what the report shows of a project: counts, curves, and a map of the pool with the batch."""
 
 from __future__ import annotations
 
@@ -23,21 +23,25 @@ Features: TypeAlias = npt.NDArray[np.float32]  # (n, d)
 
 
 def overview(project: Project) -> ProjectReport:
-    """All that the page about a project tells."""
-    ledger, settings = project.ledger, project.settings
-    rounds, (labels, values) = ledger.rounds(), project.labels()
-    waiting, withdrawn = Counter(number for number, _ in ledger.pending()), ledger.withdrawn()
-    gone = {number: len(items) for number, items in withdrawn.items()}
-    stands = bool(rounds) and gone.get(rounds[-1].number, 0) < len(rounds[-1].batch)
-    notes = rounds[-1].notes if rounds else {}
-    measured = notes.get("curves", {})
-    number = project.task == "regression"
-    about = {
-        "pool": settings.reading.path,
-        "features": settings.features,
-        "model": rounds[-1].model if rounds else "none yet",
-        "strategy": rounds[-1].strategy if rounds else "none yet",
-        "seed": str(settings.seed),
+    """Gather the content of the report page."""
+    ledger, rounds, (labels, values) = project.ledger, project.ledger.rounds(), project.labels()
+    pending = Counter(number for number, _ in ledger.pending())
+    withdrawn = {number: len(items) for number, items in ledger.withdrawn().items()}
+    open_or_gone = pending + Counter(withdrawn)
+    last = rounds[-1] if rounds else None
+    notes = last.notes if last else {}
+    is_withdrawn = last is not None and withdrawn.get(last.number, 0) >= len(last.batch)
+    curves = {
+        name: [CurvePoint(*point) for point in notes.get("curves", {}).get(name, ())]
+        for name in ("curve", "fitted", "random")
+    }
+    is_regression = project.task == "regression"
+    shown = {
+        "pool": project.settings.reading.path,
+        "features": project.settings.features,
+        "model": last.model if last else "none yet",
+        "strategy": last.strategy if last else "none yet",
+        "seed": str(project.settings.seed),
         "version": f"coresift {coresift.__version__}",
     }
     return ProjectReport(
@@ -46,57 +50,46 @@ def overview(project: Project) -> ProjectReport:
         target=project.target,
         counts=ledger.counts(),
         rounds=rounds,
-        answered={
-            one.number: len(one.batch) - waiting[one.number] - gone.get(one.number, 0) for one in rounds
-        },
-        withdrawn=gone,
-        error_name=f"RMSE of {project.target}" if number else "error rate",
-        worth=notes.get("worth", ()) if stands else (),
-        classes={} if number else dict(Counter(values.tolist()).most_common()),
-        values=values.tolist() if number else (),
+        answered={made.number: len(made.batch) - open_or_gone[made.number] for made in rounds},
+        withdrawn=withdrawn,
+        error_name=f"RMSE of {project.target}" if is_regression else "error rate",
+        worth=() if is_withdrawn else notes.get("worth", ()),
+        classes={} if is_regression else dict(Counter(values.tolist()).most_common()),
+        values=values.tolist() if is_regression else (),
         map=_map(project, [one.position for one in labels]),
         map_about="Places by t-SNE of the features: neighbours are alike; larger distances say little.",
-        settings=about,
-        **{
-            name: [CurvePoint(*point) for point in measured.get(name, ())]
-            for name in ("curve", "fitted", "random")
-        },
+        settings=shown,
+        **curves,
     )
 
 
 def _map(project: Project, labelled: list[int]) -> list[PlacedItem]:
-    """A sample of the pool and the whole of the latest batch that was not withdrawn, on a plane."""
+    """Place a sample of the pool, and the latest batch that was not withdrawn, on a plane."""
     ledger, seed, size = project.ledger, project.settings.seed, len(project.features)
-    batch, expected = _latest_batch(ledger)
+    batch, predicted = _latest_batch(ledger)
     rng = np.random.default_rng(seed)
     sample = rng.choice(size, min(limits.MAP_ITEMS, size), replace=False)
-    learned = rng.permutation(labelled)[: limits.MAP_LABELLED]
-    index = np.unique(np.array([*sample, *learned, *batch], np.int64))
+    sample_labelled = rng.permutation(labelled)[: limits.MAP_LABELLED]
+    index = np.unique(np.array([*sample, *sample_labelled, *batch], np.int64))
     positions, rows = index.tolist(), project.rows(index)
     ids, states = ledger.ids(positions), ledger.states()
-    nearest = _nearest_items(rows, np.searchsorted(index, list(batch))) if batch else []
-    stands_for = {
-        position: tuple(ids[row] for row in found) for position, found in zip(batch, nearest, strict=True)
-    }
-    placed = [
-        PlacedItem(id_, float(x), float(y), states.get(position, "unlabelled"), description)
+    items = {
+        position: PlacedItem(id_, float(x), float(y), states.get(position, "unlabelled"), description)
         for position, id_, (x, y), description in zip(
-            positions, ids, _places(rows, seed), project.describe(positions), strict=True
+            positions, ids, _coordinates(rows, seed), project.describe(positions), strict=True
         )
-    ]
-    return [
-        item
-        if (chosen := batch.get(position)) is None
-        else replace(
-            item,
+    }
+    nearest = _nearest_items(rows, np.searchsorted(index, list(batch))) if batch else []
+    for (position, chosen), near in zip(batch.items(), nearest, strict=True):
+        items[position] = replace(
+            items[position],
             rank=chosen.rank,
             weight=chosen.weight,
-            stands_for=stands_for[position],
+            stands_for=tuple(ids[row] for row in near),
             share=(chosen.nearest or 0.0) / size,
-            predicted=expected.get(position),
+            predicted=predicted.get(position),
         )
-        for position, item in zip(positions, placed, strict=True)
-    ]
+    return list(items.values())
 
 
 def _latest_batch(ledger: Ledger) -> tuple[dict[int, Chosen], dict[int, tuple[str, float | None]]]:
@@ -106,35 +99,34 @@ def _latest_batch(ledger: Ledger) -> tuple[dict[int, Chosen], dict[int, tuple[st
         gone = withdrawn.get(made.number, set())
         batch = {item.position: item for item in made.batch if item.position not in gone}
         if batch:
-            predicted = made.notes.get("predicted", ())  # older rounds have none
-            expected = zip(made.batch, predicted, strict=False)
-            return batch, {item.position: (label, probability) for item, (label, probability) in expected}
+            predicted = zip(made.batch, made.notes.get("predicted", ()), strict=False)  # old rounds have none
+            return batch, {item.position: (label, probability) for item, (label, probability) in predicted}
     return {}, {}
 
 
 def _nearest_items(rows: Features, chosen: Index) -> list[list[int]]:
-    """For each chosen row, the rows nearest to it, among those that no other chosen one is nearer to."""
-    owners, found = nearest_of(rows, rows[chosen]), []
+    """For each chosen row, its nearest rows among those to which no other chosen row is nearer."""
+    owners, nearest = nearest_of(rows, rows[chosen]), []
     for number, row in enumerate(chosen.tolist()):
         others = np.flatnonzero(owners == number)
         others = others[others != row]
         distances = np.square(rows[others] - rows[row]).sum(1)
-        found.append(others[np.argsort(distances, kind="stable")[: limits.MAP_NEAREST]].tolist())
-    return found
+        nearest.append(others[np.argsort(distances, kind="stable")[: limits.MAP_NEAREST]].tolist())
+    return nearest
 
 
-def _places(rows: Features, seed: int) -> Floats:
-    """(n, 2) where rows (n, d) go on the plane."""
+def _coordinates(rows: Features, seed: int) -> Floats:
+    """(n, 2) the coordinates of rows (n, d) on the map."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
     few = min(rows.shape[1], len(rows), 30)
-    if few < 3 or len(rows) < 10:  # nothing to unfold
+    if few < 3 or len(rows) < 10:  # too little for t-SNE
         flat = np.zeros((len(rows), 2))
         flat[:, : min(rows.shape[1], 2)] = rows[:, :2]
         return flat
-    # Fewer columns are enough to tell neighbours by, and quicker.
-    short = PCA(few, random_state=seed).fit_transform(rows)
+    # Fewer columns are enough to find neighbours, and quicker.
+    reduced = PCA(few, random_state=seed).fit_transform(rows)
     perplexity = min(30.0, (len(rows) - 1) / 3)
-    found = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(short)
-    return np.asarray(found, dtype=np.float64)
+    plane = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced)
+    return np.asarray(plane, dtype=np.float64)

@@ -2,60 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from coresift.labelling import answers, rounds
+from coresift.errors import InputError
+from coresift.labelling.answers import BatchFile, Intake, check_replaceable, ingest
 from coresift.labelling.creation import Beginning, create_project
 from coresift.labelling.opened import LostPoolError, OpenProject
 from coresift.labelling.pools import Reading
-from coresift.labelling.records import Round
+from coresift.labelling.records import Answer, Chosen, Round
+from coresift.labelling.rounds import NextBatch
 from coresift.labelling.settings import NothingLeftError, Request
 from coresift.labelling.storage import BusyError
+from coresift.loop import ask_next
 
 __all__ = ["BusyError", "LostPoolError", "NothingLeftError", "Project", "Request"]
 
 
 class Project(OpenProject):
-    """A labelling project: begin it, choose, take answers in.
+    """A labelling project: create it, choose batches, add answers.
 
     Parameters
     ----------
-    folder : where it lies; `create` makes one.
+    folder : the project's folder; `create` makes one.
     """
 
     @classmethod
     def create(cls, folder: Path, reading: Reading, **options: Any) -> Project:
-        """Begin a project: read the pool, make features of it, and open a ledger; see `Beginning`."""
+        """Create a project: read the pool, compute features, and open a ledger; see `Beginning`."""
         create_project(Path(folder), Beginning(reading, **options))
         return cls(folder)
 
-    def ingest_file(self, path: Path, wait: float = 10.0) -> answers.Intake:
-        """Add the labels of a file."""
+    def ingest_file(self, path: Path, wait: float = 10.0) -> Intake:
+        """Add the labels of a CSV file."""
         with self.writing(wait):
-            return answers.ingest_file(self, path)
+            return ingest(BatchFile(self, path))
 
     def check_replaceable(self, path: Path) -> None:
-        """Raise where something would be lost: the pool, the project itself, answers not ingested yet."""
-        answers.check_replaceable(self, path)
+        """Raise if writing to ``path`` would lose the pool, the project itself, or answers not ingested yet."""
+        check_replaceable(self, path)
 
     def reopen(self, ids: Sequence[str]) -> int:
-        """Let items be chosen again that are pending, skipped or excluded; returns how many these were."""
+        """Let items that are pending, skipped or excluded be chosen again; returns how many these were."""
         with self.writing(wait=10.0):
             states = self.ledger.states()
-            back = [
-                one for one in self.positions(ids) if states.get(one) in ("pending", "skipped", "excluded")
+            closed = [
+                position
+                for position in self.positions(ids)
+                if states.get(position) in ("pending", "skipped", "excluded")
             ]
-            self.ledger.reopen(back)
-            return len(back)
+            self.ledger.reopen(closed)
+            return len(closed)
 
-    def learner(self, request: Request, source: str = "answers") -> rounds.NextBatch:
+    def learner(self, request: Request, source: str = "answers") -> NextBatch:
         """Return the `Learner` of this project, for `coresift.loop.turn` with any `Labeller`."""
-        return rounds.NextBatch(self, request, source=source)
+        return NextBatch(self, request, source=source)
 
     def select(self, batch_size: int) -> Round:
-        """Choose the next batch of so many items and write it down."""
+        """Choose the next batch and write it down."""
         return self.next_round(Request(batch_size))[0]
 
     def next_round(
@@ -67,11 +74,57 @@ class Project(OpenProject):
         out: Path | None = None,
         replace: bool = False,
     ) -> tuple[Round, bool]:
-        """Choose the next batch and write it down; see `rounds.next_round`.
+        """Choose the next batch and write it down; also tells whether it is the last one again.
+
+        The same request with nothing new in between gives the same batch. Another request while items are
+        pending and no answer came in raises an `InputError`.
 
         Parameters
         ----------
+        more : choose a further batch, even if nothing came in since the last.
         wait : seconds to wait for another program that is writing.
+        out : a CSV file for the batch. If it cannot be written, nothing is chosen.
+        replace : withdraw all pending items, and choose anew.
         """
+        if more and replace:
+            raise InputError("--more keeps the items that are pending, --replace withdraws them; say one")
+        labeller = _Nobody() if out is None else BatchFile(self, out)
         with self.writing(wait):
-            return rounds.next_round(self, request, more=more, out=out, replace=replace)
+            last = None if more else self._asked_before(request, replace)
+            if last is not None:
+                labeller.ask(last.batch, lambda: None)
+                return last, True
+            if not (more or replace):
+                self._check_pending()
+            return ask_next(NextBatch(self, request, withdraw=replace), labeller), False
+
+    def _asked_before(self, request: Request, replace: bool) -> Round | None:
+        """The last round, if the request was the same and nothing happened since."""
+        rounds = self.ledger.rounds()
+        if not rounds or rounds[-1].asked != json.loads(json.dumps(asdict(request))):
+            return None
+        last = rounds[-1]
+        if replace and any(number != last.number for number, _ in self.ledger.pending()):
+            return None
+        return last if self.ledger.nothing_since(last.number) else None
+
+    def _check_pending(self) -> None:
+        """Raise if items are pending and no answer came in since the last batch."""
+        count = len(self.pending())
+        if not count or self.ledger.answers_since(len(self.ledger.rounds())):
+            return
+        raise InputError(
+            f"{count:,} {'item is' if count == 1 else 'items are'} pending already, and no answer came in since "
+            "the last batch; --more chooses further items, --replace withdraws the pending ones and chooses "
+            f"anew, and coresift pending {self.folder} lists them"
+        )
+
+
+class _Nobody:
+    """The labeller of a batch that is only written down; somebody is told of it later."""
+
+    def ask(self, items: Sequence[Chosen], commit: Callable[[], None]) -> None:
+        commit()
+
+    def collect(self, add: Callable[[Sequence[Answer]], Any]) -> None:
+        """Collect nothing."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 Task = Literal["regression", "classification"]
 State = Literal["unlabelled", "pending", "labelled", "skipped", "excluded"]
 
-# Beyond it squares overflow; whoever writes such a number means "none" or has made a mistake.
+# Beyond it squares overflow; such a number means "none" or is a mistake.
 LARGEST = 1e100
 
 
@@ -19,10 +19,10 @@ class Answer:
 
     Attributes
     ----------
-    id : of the item.
-    label : the number or the class, as text; ``None`` where the item was skipped.
-    who : who says so, where that is known.
-    at : when, in ISO 8601 with a time zone, where that is known; else it is the time it came in.
+    id : the item's id.
+    label : the number or the class, as text; ``None`` if the item was skipped.
+    who : who says so, if known.
+    at : when, in ISO 8601 with a time zone, if known; otherwise it is the time it came in.
     """
 
     id: str
@@ -33,14 +33,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Labelled:
-    """An item's label as it stands.
+    """The current label of an item.
 
     Attributes
     ----------
     position : the item's row in the pool.
     label : the number or the class, as text.
     who, at : who gave it and when, as far as is known.
-    round : the latest round that asked for it; 0 where nobody did.
+    round : the latest round that asked for it; 0 if none did.
     first : whether it was there when the project began.
     """
 
@@ -58,10 +58,9 @@ class Chosen:
 
     Attributes
     ----------
-    position : its row in the pool.
-    id : what people know it by.
+    position : the item's row in the pool.
     rank : its number in the batch, from 1.
-    weight : the selector's own weight w_n, see `Batch.weights`; ``None`` where the strategy gives none.
+    weight : the selector's weight w_n, see `Batch.weights`; ``None`` if the strategy gives none.
     nearest : about how many items of the pool are nearer to it than to the rest of the batch, by features.
     """
 
@@ -78,14 +77,12 @@ class Round:
 
     Attributes
     ----------
-    number : from 1.
-    at : when, in ISO 8601.
-    strategy, seed, model : how it was chosen.
+    number : the round, from 1.
+    at : when it was chosen, in ISO 8601.
     data : fingerprint of the pool and of the labels that the model was fitted to.
-    asked : what was asked for: batch size, budget, and what else makes two requests the same or not.
+    asked : the fields of the `Request`.
     labels : how many labels there were.
-    seconds : what it took.
-    notes : what else is worth keeping, such as the error expected from cross-validation.
+    notes : further facts, such as the forecast.
     batch : the items, by rank.
     residuals : what was left to explain after each step of the selector, see `Batch.residuals`.
     """
@@ -106,13 +103,9 @@ class Round:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A point of a learning curve.
+    """A point of a learning curve: the error of a model trained on so many labels, with a rough interval.
 
-    Attributes
-    ----------
-    labels : how many labels a model was trained on.
-    error : root mean squared error (RMSE), or error rate.
-    low, high : a rough interval.
+    The error is the root mean squared error (RMSE) or the error rate.
     """
 
     labels: int
@@ -123,15 +116,15 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class PlacedItem:
-    """An item of the pool at its place on the map.
+    """An item of the pool, with its coordinates on the map.
 
     Attributes
     ----------
     description : column -> text; under ``image`` the path of a file.
-    rank, weight : of an item of the batch.
-    stands_for : ids of the pool items nearest to it, for which it stands.
-    share : of the pool, for which it stands.
-    predicted : the label that the model expected when the item was chosen, and the probability of a class.
+    rank, weight : those of an item of the batch.
+    stands_for : ids of the pool items nearest to it, which it represents.
+    share : the fraction of the pool that it represents.
+    predicted : the label that the model predicted when the item was chosen, and the probability of a class.
     """
 
     id: str
@@ -148,19 +141,19 @@ class PlacedItem:
 
 @dataclass(frozen=True)
 class ProjectReport:
-    """All that the page tells, as plain values.
+    """The content of the report page, as plain values.
 
     Attributes
     ----------
+    answered : number of a round -> how many items of its batch have an answer.
     curve : the cross-validated error of each round, called `error_name`.
     fitted : the learning curve with its interval; it may reach beyond the last round.
-    random : what random labels would have given.
-    answered : number of a round -> how many of its batch have an answer.
-    worth : sentences on what the batch is worth, when to stop, and what to keep in mind.
+    random : the curve of random labels.
+    worth : sentences that forecast what the batch brings.
     classes, values : the labels so far: of a classification label -> count, of a regression the numbers.
-    map, map_about : a sample of the pool and the whole batch, and how their places were found.
+    map, map_about : a sample of the pool and the whole batch, and how their coordinates were found.
     settings : name -> value, shown at the end.
-    withdrawn : number of a round -> how many of its batch were opened again, or excluded, without an answer.
+    withdrawn : number of a round -> how many items of its batch were reopened or excluded without an answer.
     """
 
     name: str
@@ -183,5 +176,5 @@ class ProjectReport:
 
     @property
     def standing(self) -> list[Round]:
-        """The rounds but those whose whole batch was withdrawn."""
-        return [each for each in self.rounds if self.withdrawn.get(each.number, 0) < max(1, len(each.batch))]
+        """The rounds except those whose whole batch was withdrawn."""
+        return [made for made in self.rounds if self.withdrawn.get(made.number, 0) < max(1, len(made.batch))]

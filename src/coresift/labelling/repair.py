@@ -1,4 +1,4 @@
-"""What can still be read of a damaged ledger, as new files; the ledger itself stays as it is."""
+"""Read what can be read of a damaged ledger into new files; the ledger itself is not changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import shlex
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,11 +34,11 @@ class Repaired:
 
     Attributes
     ----------
-    rows : how many rows each table gave.
-    lost : how many rows are missing between them, as far as their numbers tell.
+    rows : how many rows of each table were read.
+    lost : how many rows are missing between them, by their numbers.
     labels : how many labels and skips ``labels.csv`` has.
     unnamed : answers of items whose id could not be read; ``events.csv`` has them by their position.
-    command : begins a new project with the labels; ``None`` where the settings could not be read.
+    command : begins a new project with the labels; ``None`` if the settings could not be read.
     """
 
     rows: Mapping[str, int]
@@ -52,7 +52,7 @@ def repair(folder: Path, out: Path) -> Repaired:
     """Write what can be read of a project's ledger to new files in the folder ``out``.
 
     There is a CSV file for each table, and ``labels.csv`` with the last readable answer for each item, which
-    ``coresift init --labels`` takes. Whatever lies in ``folder`` is only read.
+    ``coresift init --labels`` reads. Nothing in ``folder`` is changed.
     """
     ledger = folder / NAME
     if not ledger.is_file():
@@ -60,18 +60,7 @@ def repair(folder: Path, out: Path) -> Repaired:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is there already; name a new folder")
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as place:
-        copy = Path(place, NAME)
-        for name in (NAME, f"{NAME}-wal"):
-            if (folder / name).exists():
-                with Path(place, name).open("wb") as file:
-                    file.writelines(_blocks(folder / name))
-        tables = _read_tables(copy)
-        if not any(
-            tables.values()
-        ):  # its first page, which tells where tables are, may be all that is broken
-            _replace_first_page(copy)
-            tables = _read_tables(copy)
+    tables = _read_copy(folder)
     if not any(tables.values()):
         raise InputError(f"nothing can be read of {ledger}; put a copy of it back")
     for name, rows in tables.items():
@@ -87,18 +76,32 @@ def repair(folder: Path, out: Path) -> Repaired:
     )
 
 
+def _read_copy(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Read a copy of the ledger, if need be with a new first page, which tells where tables are."""
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place, NAME)
+        for name in (NAME, f"{NAME}-wal"):
+            if (folder / name).exists():
+                with Path(place, name).open("wb") as file:
+                    file.writelines(_blocks(folder / name))
+        tables = _read_tables(copy)
+        if not any(tables.values()):
+            _replace_first_page(copy)
+            tables = _read_tables(copy)
+    return tables
+
+
 def _blocks(path: Path) -> Iterator[bytes]:
     """Read a file block by block; an error says that reading failed, not writing."""
     try:
         with path.open("rb", buffering=0) as file:
-            while block := file.read(1 << 20):
-                yield block
+            yield from iter(lambda: file.read(1 << 20), b"")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _read_tables(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """All rows that can be read, by table and in the order of their keys."""
+    """Read all rows that can be read, by table and in the order of their keys."""
     # Keys count up and a row takes more than a byte, so that a key beyond this is damaged.
     bound = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -108,17 +111,15 @@ def _read_tables(path: Path) -> dict[str, list[dict[str, Any]]]:
             table: [dict(row) for row in sorted(_rows(connection, table, key, bound), key=itemgetter(key))]
             for table, key in _KEYS.items()
         }
-        found = _indexed_ids(connection) | {row["position"]: row["id"] for row in tables["items"]}
-        tables["items"] = [{"position": position, "id": found[position]} for position in sorted(found)]
+        ids = _indexed_ids(connection) | {row["position"]: row["id"] for row in tables["items"]}
+        tables["items"] = [{"position": position, "id": ids[position]} for position in sorted(ids)]
         return tables
 
 
 def _rows(connection: sqlite3.Connection, table: str, key: str, bound: int) -> Iterator[sqlite3.Row]:
-    """The rows of a table that can be read and have a key below ``bound``, each key once.
+    """Yield the rows of a table that can be read and have a key below ``bound``, each key once.
 
-    A damaged page may lead back to rows that were read, and a damaged key may be larger than the next. Where
-    reading stops, it goes on at the next key at which it can: steps are doubled until one works, and then the
-    first such key is found by bisection.
+    A damaged page may lead back to rows that were read, and a damaged key may be larger than the next.
     """
     query = f'SELECT * FROM {table} WHERE "{key}" >= ? ORDER BY "{key}"'
 
@@ -142,29 +143,34 @@ def _rows(connection: sqlite3.Connection, table: str, key: str, bound: int) -> I
         except _DAMAGE:
             while start in seen:
                 start += 1
-            bad, step = start, 1
-            while start + step < bound and not works(start + step):
-                bad, step = start + step, 2 * step
-            start = good = start + step
-            while good - bad > 1:
-                middle = (bad + good) // 2
-                bad, good = (bad, middle) if works(middle) else (middle, good)
-                start = good
+            start = _next_readable(works, start, bound)
+
+
+def _next_readable(works: Callable[[int], bool], bad: int, bound: int) -> int:
+    """Find the next key at which reading works: double the step until it does, then bisect."""
+    first, step = bad, 1
+    while first + step < bound and not works(first + step):
+        bad, step = first + step, 2 * step
+    good = first + step
+    while good - bad > 1:
+        middle = (bad + good) // 2
+        bad, good = (bad, middle) if works(middle) else (middle, good)
+    return good
 
 
 def _indexed_ids(connection: sqlite3.Connection) -> dict[int, str]:
-    """The ids of items by position as the index of ids has them, from both of its ends."""
-    found: dict[int, str] = {}
+    """The ids of items by position, read from both ends of the index of ids."""
+    ids: dict[int, str] = {}
     for order in ("ASC", "DESC"):
         query = f"SELECT position, id FROM items INDEXED BY sqlite_autoindex_items_1 ORDER BY id {order}"
         with suppress(*_DAMAGE):
             for position, name in connection.execute(query):
-                found[position] = name
-    return found
+                ids[position] = name
+    return ids
 
 
 def _replace_first_page(path: Path) -> None:
-    """Give a copy of a ledger the first page of an empty one; tables begin at the same pages in both."""
+    """Give a copy of a ledger the first page of an empty one, whose tables begin at the same pages."""
     for log in path.parent.glob(f"{path.name}-*"):
         log.unlink()
     empty = path.with_name("empty.sqlite")
@@ -178,45 +184,37 @@ def _replace_first_page(path: Path) -> None:
 
 
 def _settings(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings of the project, as far as they can be read."""
+    """The latest settings of the project that can be read."""
     for fact in reversed(facts):
-        if fact["key"] == "settings":
-            try:
-                found = json.loads(fact["value"])
-            except (TypeError, ValueError):
-                continue
-            if isinstance(found, dict):
-                reading = found.get("reading")
-                return {**found, "reading": reading if isinstance(reading, dict) else {}}
+        with suppress(TypeError, ValueError):
+            settings = json.loads(fact["value"]) if fact["key"] == "settings" else None
+            if isinstance(settings, dict):
+                return settings
     return {}
 
 
 def _write_labels(
     path: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]], settings: Mapping[str, Any]
 ) -> tuple[int, int]:
-    """Write the answers as they stand; how many these are, and how many have no id."""
+    """Write the current answers; returns how many these are, and how many have no id."""
     last = {row["position"]: row for row in tables["events"]}
     answers = [row for row in last.values() if row["kind"] in ("labelled", "skipped")]
     ids = {row["position"]: row["id"] for row in tables["items"]}
-    target, reading = str(settings.get("target", "label")), settings.get("reading", {})
-    rows = [
-        [
-            ids[row["position"]],
-            row["label"],
-            "x" if row["kind"] == "skipped" else None,
-            row["who"],
-            next(filter(_is_time, (row["said_at"], row["at"])), None),
-        ]
-        for row in answers
-        if row["position"] in ids
-    ]
-    header = [answer_parts(target, reading.get("id"))["id"][0], target, "skip", "who", "at"]
-    _write_table(path, header, rows)
+    rows = [[ids[row["position"]], *_described(row)] for row in answers if row["position"] in ids]
+    target, reading = str(settings.get("target", "label")), settings.get("reading")
+    id_column = reading.get("id") if isinstance(reading, dict) else None
+    _write_table(path, [answer_parts(target, id_column)["id"][0], target, "skip", "who", "at"], rows)
     return len(rows), len(answers) - len(rows)
 
 
+def _described(event: Mapping[str, Any]) -> list[Any]:
+    """The cells of an answer: label, skip, who and at."""
+    at = next(filter(_is_time, (event["said_at"], event["at"])), None)
+    return [event["label"], "x" if event["kind"] == "skipped" else None, event["who"], at]
+
+
 def _is_time(text: Any) -> bool:
-    """Tell whether a text is a time that a file of labels may have."""
+    """Whether a text is a time that a file of labels may have."""
     try:
         datetime.fromisoformat(text).astimezone(UTC)
     except (TypeError, ValueError, OverflowError):
@@ -239,21 +237,18 @@ def _gaps(keys: Sequence[int], table: str) -> int:
 
 def _command(settings: Mapping[str, Any], labels: Path) -> str | None:
     """The command that begins a new project with the labels."""
-    try:
+    with suppress(KeyError, TypeError):
         reading = settings["reading"]
-        words = ["coresift", "init", "NEW", "--pool", reading["path"], "--target", settings["target"]]
-        words += ["--task", settings["task"]]
-        if reading["features"]:  # init knows which commas are part of a name
-            words += ["--features", ",".join(reading["features"])]
-        for part in ("id", "text", "cost", "group"):
-            if reading[part]:
-                words += [f"--{part}", reading[part]]
-        if reading.get("skip"):
-            words.append("--skip-broken")
-        if settings["classes"]:
-            words += ["--classes", ",".join(settings["classes"])]
-        if settings["seed"]:
-            words += ["--seed", str(settings["seed"])]
-        return shlex.join([*words, "--hand-picked", "--labels", str(labels)])
-    except (KeyError, TypeError):
-        return None
+        options = {
+            "--pool": reading["path"],
+            "--target": settings["target"],
+            "--task": settings["task"],
+            "--features": ",".join(reading["features"]),  # init knows which commas are part of a name
+            **{f"--{role}": reading[role] for role in ("id", "text", "cost", "group")},
+            "--classes": ",".join(settings["classes"] or ()),
+            "--seed": str(settings["seed"] or ""),
+        }
+        words = [word for option, value in options.items() if value for word in (option, value)]
+        flags = ["--skip-broken"] if reading.get("skip") else []
+        return shlex.join(["coresift", "init", "NEW", *words, *flags, "--hand-picked", "--labels", str(labels)])
+    return None

@@ -1,4 +1,4 @@
-"""What a project was told when it began, and what a batch is asked for with."""
+"""The settings of a project, and the request for a batch."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class NothingLeftError(InputError):
 
 @dataclass(frozen=True)
 class Settings:
-    """What a project was told when it began.
+    """The settings that a project was created with.
 
     Attributes
     ----------
     reading : how the pool is read.
-    kind : of pool.
-    task, target : what is learned.
+    kind : the kind of pool.
+    task, target : what is predicted.
     classes : the labels that are allowed; ``None`` for any.
-    features : what was made of the pool, in words.
-    fingerprint : of the pool.
-    seed : of everything that is drawn.
-    hand_picked : whether labels that were there at first were picked by hand, and not drawn at random.
-    stamp : sizes and times of the pool's files: while they are the same, so is the pool.
+    features : a description of the features.
+    fingerprint : the fingerprint of the pool.
+    seed : the seed of everything random.
+    hand_picked : whether the first labels were picked by hand, not drawn at random.
+    stamp : a digest of the sizes and times of the pool's files: while it is the same, so is the pool.
     """
 
     reading: Reading
@@ -49,38 +49,31 @@ class Settings:
 
     @classmethod
     def from_json(cls, described: Mapping[str, Any]) -> Settings:
-        """Read settings back from what JSON made of them."""
-        reading = dict(described["reading"])
+        """Read settings from JSON."""
+        reading, classes = dict(described["reading"]), described["classes"]
         known = {name.name for kind in (cls, Reading) for name in fields(kind)}
         if unknown := {*described, *reading} - known:
             raise InputError(
                 f"the project has settings that this version does not know: {', '.join(sorted(unknown))}; it "
                 "was made by a newer version of coresift: update coresift"
             )
-        reading["features"] = tuple(reading["features"])
-        reading["skip"] = tuple(reading.get("skip", ()))
-        classes = described["classes"]
-        return cls(
-            **{
-                **described,
-                "reading": Reading(**reading),
-                "classes": None if classes is None else tuple(classes),
-            }
-        )
+        reading |= {"features": tuple(reading["features"]), "skip": tuple(reading.get("skip", ()))}
+        values = {"reading": Reading(**reading), "classes": None if classes is None else tuple(classes)}
+        return cls(**{**described, **values})
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a batch is asked for with.
+    """A request for a batch.
 
     Attributes
     ----------
-    batch_size : how many items; may be left out where there is a budget.
+    batch_size : number of items; may be left out if there is a budget.
     budget : what they may cost together.
     strategy : a name from `STRATEGIES`.
-    exclude : ids of items that cannot be labelled, now or later.
-    must_include : ids of items that the batch has to hold.
-    per_group : at most so many items of one group.
+    exclude : ids of items that can never be labelled.
+    must_include : ids of items that the batch must contain.
+    per_group : the largest number of items of one group.
     candidates : how many items to look at, drawn at random; ``None`` for all.
     engine : "ray" for a cluster.
     """

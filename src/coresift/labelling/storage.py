@@ -1,4 +1,4 @@
-"""The files of a project's folder: its lock, its features, and what an init that was cut short leaves."""
+"""The files of a project's folder: its lock, its features, and what a killed init leaves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coresift.errors import InputError, cannot_write, is_full
 from coresift.labelling.database import NAME as LEDGER
 
 FEATURES, LOCK = "features.npy", ".lock"
-# The folder in a project's folder where its files are made; it is gone once they are there.
+# The folder in a project's folder where its files are made; it is removed at the end.
 UNFINISHED = ".coresift-init"
 
 
@@ -29,21 +29,22 @@ class BusyError(InputError):
 
 
 @contextmanager
-def locked(folder: Path, wait: float = 0.0) -> Iterator[None]:
-    """Hold the lock of a project; it goes with the process, however that ends."""
+def locked(lock: FileLock, wait: float = 0.0) -> Iterator[None]:
+    """Hold the lock of a project; it is freed when the process ends, however that happens."""
+    folder = Path(lock.lock_file).parent
     try:
-        lock = FileLock(folder / LOCK, timeout=wait).acquire()
+        held = lock.acquire(timeout=wait)
     except Timeout:
         raise BusyError(f"another program is writing to {folder}; wait for it to end") from None
     except OSError as error:
         raise cannot_write(f"to the folder {folder}", error) from None
-    with lock:
+    with held:
         yield
 
 
 @contextmanager
 def readable(path: Path | str) -> Iterator[None]:
-    """Turn what the system says against reading a pool into an error of ours."""
+    """Turn a system's refusal to read a pool into an error of ours."""
     try:
         yield
     except OSError as error:
@@ -54,16 +55,16 @@ def readable(path: Path | str) -> Iterator[None]:
 
 
 def describe_features(path: Path) -> dict[str, Any]:
-    """Return what tells later whether a file of features is still the same."""
+    """Return what shows later whether a file of features has changed."""
     return {"time": path.stat().st_mtime_ns, "fingerprint": fingerprint_of(path)}
 
 
 def open_features(folder: Path, items: int, made: Mapping[str, Any]) -> npt.NDArray[np.float32]:
-    """Map a project's features (items, d) from the disk; raise where they are not those of the beginning.
+    """Map a project's features (items, d) from the disk; raise if they have changed since the beginning.
 
     Parameters
     ----------
-    made : what `describe_features` said of them then; empty in old projects.
+    made : the result of `describe_features` then; empty in old projects.
     """
     path = folder / FEATURES
     try:
@@ -81,7 +82,7 @@ def open_features(folder: Path, items: int, made: Mapping[str, Any]) -> npt.NDAr
 
 
 def lost_features(folder: Path, reason: str) -> InputError:
-    """Give the error to raise for features that are damaged or not those of the beginning."""
+    """Return the error to raise for features that are damaged or have changed."""
     return InputError(
         f"{folder / FEATURES} {reason}; put it back as it was, or save the labels for a new project "
         f"with: coresift repair {shlex.quote(str(folder))} OUT"
@@ -89,7 +90,7 @@ def lost_features(folder: Path, reason: str) -> InputError:
 
 
 def fingerprint_of(content: bytes | Path) -> str:
-    """SHA-256 of some bytes, or of what a file holds."""
+    """Compute the SHA-256 of some bytes, or of a file's content."""
     if isinstance(content, bytes):
         return hashlib.sha256(content).hexdigest()
     with content.open("rb") as file:
@@ -97,21 +98,21 @@ def fingerprint_of(content: bytes | Path) -> str:
 
 
 def stamp_of(path: Path) -> str:
-    """Sizes and times of the files of a pool, as a digest."""
+    """Compute a digest of the sizes and times of a pool's files."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    stats = [(str(file.relative_to(path)), file.stat()) for file in files if file.is_file()]
     digest = hashlib.sha256()
-    for name, stat in stats:
+    for file in filter(Path.is_file, files):
+        name, stat = file.relative_to(path), file.stat()
         digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
-# Beginnings.
+# New projects.
 
 
 @contextmanager
 def unfinished(folder: Path) -> Iterator[Path]:
-    """Give a folder to make a project's files in, and remove what an init that was cut short left."""
+    """Give a folder in which to make a project's files, and remove what a killed init left."""
     new = folder / UNFINISHED
     _remove_unfinished(folder)
     new.mkdir()
@@ -132,10 +133,7 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def _is_leftover(folder: Path) -> bool:
-    """Whether the features in a folder without a ledger are those of an init that was cut short.
-
-    That init had both files and had moved one of them.
-    """
+    """Whether the features in a folder without a ledger are from a killed init, which had moved them only."""
     new = folder / UNFINISHED
     return (new / LEDGER).exists() and not (new / FEATURES).exists()
 

@@ -15,7 +15,6 @@ from coresift import limits
 from coresift.labelling.records import PlacedItem
 from coresift.reading import open_image
 from coresift.report.page import Markup, asset, data_uri
-from coresift.report.texts import column_names, cut, described, formatted, prediction
 
 WIDTH, HEIGHT, MARGIN = 480, 440, 16
 
@@ -31,7 +30,7 @@ GLYPHS: dict[Any, str] = {
 
 
 def item_map(items: Sequence[PlacedItem], about: str) -> Markup:
-    """Draw the items, the batch first. Without its script, the drawing is complete but for the details.
+    """Draw the items, the batch first. Without its script, the drawing is complete except for the details.
 
     All items of one state share one SVG path, so that thousands are drawn fast.
     """
@@ -40,8 +39,7 @@ def item_map(items: Sequence[PlacedItem], about: str) -> Markup:
     entries, marks = [], []
     paths: dict[str, str] = dict.fromkeys(reversed(GLYPHS), "")
     for number, (item, (x, y)) in enumerate(zip(items, _coordinates(items), strict=True)):
-        image = {"image": images[number]} if number in images else {}
-        entries.append({"x": x, "y": y, **_details(item, columns, index), **image})
+        entries.append({"x": x, "y": y, **_details(item, columns, index), **images.get(number, {})})
         if item.rank is None:
             paths[item.state] += f"M{x:g} {y:g}{GLYPHS[item.state]}"
         else:
@@ -84,14 +82,13 @@ def _details(item: PlacedItem, columns: Sequence[str], index: Mapping[str, int])
 
 def _reason(item: PlacedItem) -> str:
     """Say in a few words how an item came into the batch."""
-    parts = [f"Number {item.rank} of the batch"]
-    if item.weight is not None:
-        parts.append(f"weight {formatted(item.weight)}")
-    if item.share is not None:
-        parts.append(f"represents {item.share:.1%} of the pool")
-    if item.predicted is not None:
-        parts.append(f"predicted {prediction(item)}")
-    return ", ".join(parts)
+    parts = [
+        f"Number {item.rank} of the batch",
+        "" if item.weight is None else f"weight {formatted(item.weight)}",
+        "" if item.share is None else f"represents {item.share:.1%} of the pool",
+        "" if item.predicted is None else f"predicted {prediction(item)}",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def _coordinates(items: Sequence[PlacedItem]) -> list[tuple[float, float]]:
@@ -104,15 +101,15 @@ def _coordinates(items: Sequence[PlacedItem]) -> list[tuple[float, float]]:
 
 def _thumbnails(
     items: Sequence[PlacedItem], index: Mapping[str, int], room: int = limits.THUMBNAILS
-) -> dict[int, str]:
-    """Make thumbnails of the batch, then of what it represents, while there is room: number -> data URI."""
+) -> dict[int, dict[str, str]]:
+    """Make thumbnails of the batch, then of what it represents, while there is room: number -> its image."""
     batch = [item for item in items if item.rank is not None]
     wanted = [*(item.id for item in batch), *(other for item in batch for other in item.stands_for)]
-    thumbnails: dict[int, str] = {}
+    thumbnails: dict[int, dict[str, str]] = {}
     for number in dict.fromkeys(index[one] for one in wanted if one in index):
         path = items[number].description.get("image")
         if room > 0 and path and (image := _thumbnail(Path(path))):
-            thumbnails[number] = image
+            thumbnails[number] = {"image": image}
             room -= len(image)
     return thumbnails
 
@@ -134,3 +131,48 @@ def _json(value: Any) -> str:
     """Write JSON that stays text inside a script element, whatever its strings hold."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text.translate({ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"})
+
+
+# Texts.
+
+
+def cut(text: str, limit: int = limits.NAME) -> str:
+    """Shorten a text to ``limit`` characters.
+
+    >>> cut("a long name", 7)
+    'a long…'
+    """
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def formatted(value: float | None, spec: str = ".3g") -> str:
+    """Format a number that may be missing.
+
+    >>> formatted(0.25, ".0%"), formatted(None)
+    ('25%', '-')
+    """
+    return "-" if value is None else format(value, spec)
+
+
+def prediction(item: PlacedItem) -> str:
+    """Format the predicted label: a class with its probability, a number to four digits."""
+    if item.predicted is None:
+        return "-"
+    label, probability = item.predicted
+    return f"{float(label):.4g}" if probability is None else f"{cut(label)} ({probability:.0%})"
+
+
+def column_names(items: Sequence[PlacedItem]) -> list[str]:
+    """List the columns that describe any of the items."""
+    return list(dict.fromkeys(name for item in items for name in item.description))
+
+
+def described(item: PlacedItem, columns: Sequence[str], limit: int) -> list[str]:
+    """Return the texts that describe an item: each up to the limit, together up to four times as much."""
+    texts, room = [], 4 * limit
+    for name in columns:
+        text = item.description.get(name, "")
+        # Only the name of a file: readers of the page need not know the folder.
+        texts.append(cut(Path(text).name if name == "image" else text, max(1, min(limit, room))))
+        room -= len(texts[-1])
+    return texts

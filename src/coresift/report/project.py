@@ -17,9 +17,23 @@ from coresift import limits
 from coresift.atomic import write_text
 from coresift.labelling.records import PlacedItem, ProjectReport, Round, State
 from coresift.report.figures import error_with_forecast
-from coresift.report.item_map import GLYPHS, item_map, legend
+from coresift.report.item_map import (
+    GLYPHS,
+    column_names,
+    cut,
+    described,
+    formatted,
+    item_map,
+    legend,
+    prediction,
+)
 from coresift.report.page import Heading, Markup, Part, Picture, Table, asset, page
-from coresift.report.texts import column_names, cut, described, formatted, prediction
+
+
+_EXPLAINED = {
+    "weight": "weight: how much the item counts in the sum that approximates the pool.",
+    "share": "share: the fraction of the pool that is nearer to this item than to the rest of the batch.",
+}
 
 
 def write_project_report(report: ProjectReport, path: Path) -> None:
@@ -38,16 +52,16 @@ def project_page(report: ProjectReport) -> str:
     """
     batch = sorted((item for item in report.map if item.rank is not None), key=lambda item: item.rank or 0)
     pending = [item for item in batch if item.state == "pending"]
-    done = bool(batch) and not pending
-    parts = [_summary(report, len(batch), len(pending)), _states(report.counts)]
-    # Forecasts of a finished batch are shown with it: at the top they would look as if they were to come.
-    if not done:
-        parts += [*_outdated(report), *report.worth]
-    parts += [Heading("Learning curve"), *_curve(report)]
-    if done:
-        parts += [Heading("The last batch"), *_finished_batch(report, batch)]
+    top: list[Part] = [_summary(report, len(batch), len(pending)), _states(report.counts)]
+    curve: list[Part] = [Heading("Learning curve"), *_curve(report)]
+    if batch and not pending:
+        # Its forecasts are shown with it: at the top they would look as if they were to come.
+        parts = [*top, *curve, Heading("The last batch"), *_finished_batch(report, batch)]
     else:
-        parts += [Heading("What to label next, and why"), *_open_batch(report, batch, pending)]
+        current = not report.rounds or report.rounds[-1].labels == report.counts.get("labelled", 0)
+        forecast: list[Part] = [*([] if current else _dated(report)), *report.worth]
+        shown: list[Part] = [Heading("What to label next, and why"), *_open_batch(report, batch, pending)]
+        parts = [*top, *forecast, *curve, *shown]
     parts += [Heading("Labels so far"), *_labels(report), Heading("Rounds"), *_rounds(report)]
     return page(f"{cut(report.name)}: labelling report", [*parts, *_settings(report.settings)])
 
@@ -100,13 +114,8 @@ def _when_measured(report: ProjectReport, trained: int) -> str:
     )
 
 
-def _outdated(report: ProjectReport) -> list[Part]:
-    """Say which round the figures are of, where labels came in since."""
-    current = not report.rounds or report.rounds[-1].labels == report.counts.get("labelled", 0)
-    return [] if current else _dated(report)
-
-
 def _dated(report: ProjectReport) -> list[Part]:
+    """Say from which round the figures are."""
     if not report.rounds or not (report.worth or report.curve):
         return []
     last = report.rounds[-1]
@@ -137,15 +146,10 @@ def _curve(report: ProjectReport) -> list[Part]:
 
 
 def _finished_batch(report: ProjectReport, batch: Sequence[PlacedItem]) -> list[Part]:
-    """Show a batch without pending items, and what was said about it."""
+    """Show a batch without pending items, and its forecast."""
     others = [item for item in report.map if item.rank is None]
-    return [
-        *_dated(report),
-        *report.worth,
-        *_earlier(report, 0),
-        *_drawn(report, [*batch, *others]),
-        _batch_table(batch, "In the order of choice; none of these items is pending."),
-    ]
+    table = _batch_table(batch, "In the order of choice; none of these items is pending.")
+    return [*_dated(report), *report.worth, *_earlier(report, 0), *_drawn(report, [*batch, *others]), table]
 
 
 def _open_batch(
@@ -183,20 +187,17 @@ def _drawn(report: ProjectReport, items: Sequence[PlacedItem]) -> list[Part]:
 def _batch_table(batch: Sequence[PlacedItem], caption: str) -> Table:
     """List the batch; columns that are empty for all items are left out."""
     columns = {"id": [cut(item.id) for item in batch], "rank": [str(item.rank) for item in batch]}
-    if any(item.weight is not None for item in batch):
-        columns["weight"] = [formatted(item.weight) for item in batch]
-        caption += " weight: how much the item counts in the sum that approximates the pool."
-    if any(item.share is not None for item in batch):
-        columns["share"] = [formatted(item.share, ".1%") for item in batch]
-        caption += (
-            " share: the fraction of the pool that is nearer to this item than to the rest of the batch."
-        )
-    if any(item.predicted is not None for item in batch):
-        columns["predicted"] = [prediction(item) for item in batch]
+    optional = {
+        "weight": [formatted(item.weight) for item in batch],
+        "share": [formatted(item.share, ".1%") for item in batch],
+        "predicted": [prediction(item) for item in batch],
+    }
+    columns |= {name: cells for name, cells in optional.items() if {*cells} != {"-"}}
+    captions = [caption, *(text for name, text in _EXPLAINED.items() if name in columns)]
     names = column_names(batch)[: limits.COLUMNS]
     texts = [described(item, names, limits.BATCH_TEXT) for item in batch]
     rows = [[*values, *row] for values, row in zip(zip(*columns.values(), strict=True), texts, strict=True)]
-    return Table([*columns, *map(cut, names)], rows, caption, words=True)
+    return Table([*columns, *map(cut, names)], rows, " ".join(captions), words=True)
 
 
 # Labels and rounds.

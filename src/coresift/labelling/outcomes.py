@@ -1,7 +1,7 @@
-"""What an answer that comes in changes, given what happened to its item before.
+"""Tell what an answer changes, given what happened to its item before.
 
-People send files again, as they were or grown, and several people send files of one name. An answer that
-comes in again undoes nothing that happened since.
+People send files again, unchanged or longer, and several people send files of one name. An answer that comes
+in again undoes nothing that happened since.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ANSWERS, NOTHING_NEW = ("labelled", "skipped"), ("same", "outdated")
 
 
 class Event(NamedTuple):
-    """What happened to an item once; an answer comes in by an import, from a source and perhaps a person."""
+    """One thing that happened to an item; an answer came in by an import, from a source."""
 
     kind: str = "opened"
     label: str | None = None
@@ -30,23 +30,25 @@ class Event(NamedTuple):
     number: int | None = None
 
     def says(self, answer: Answer) -> bool:
-        """Whether it is this answer, whoever gave it and when."""
+        """Whether it has the same content as an answer."""
         return (self.kind, self.label) == (kind_of(answer), answer.label)
 
-    def is_from(self, who: str | None, time: str) -> bool:
-        """Whether it was said at this time, or came in where that is not known, and not by another person.
+    def repeats(self, answer: Answer) -> bool:
+        """Whether it is an answer that has a time of its own.
 
-        Exports have the one or the other for a time.
+        Its time is when it was given or, if that is unknown, when it came in: exports have one or the other.
         """
-        same = datetime.fromisoformat(self.said_at or self.at) == datetime.fromisoformat(time)
-        return same and (self.who == who or self.who is None or who is None)
+        if not answer.at or not self.says(answer):
+            return False
+        same_time = datetime.fromisoformat(self.said_at or self.at) == datetime.fromisoformat(answer.at)
+        return same_time and (self.who == answer.who or self.who is None or answer.who is None)
 
     def may_be_by(self, who: str | None, source: str) -> bool:
-        """Whether it came from the same person, or from the same source where one of the two has no name."""
+        """Whether it came from the same person, or from the same source if one of the two has no name."""
         return self.who == who if self.who and who else self.source == source
 
     def is_by_another(self, who: str | None, source: str) -> bool:
-        """Whether it is an answer from another person, or from another source where both have no name."""
+        """Whether it is an answer from another person, or from another source if both have no name."""
         return self.kind in ANSWERS and (self.who != who or (who is None and self.source != source))
 
 
@@ -60,7 +62,7 @@ def outcome(answer: Answer, source: str, before: Sequence[Event], number: int | 
 
     Parameters
     ----------
-    before : what happened to its item, at least that it was open.
+    before : what happened to its item; the first event may be that it was open.
     number : the import in which the whole file came in before.
     """
     last = before[-1]
@@ -74,31 +76,33 @@ def outcome(answer: Answer, source: str, before: Sequence[Event], number: int | 
 
 
 def _is_older(answer: Answer, last: Event) -> bool:
-    """Whether an answer that says when it was given was given before the last one."""
+    """Whether both times are known and the answer was given before the last one."""
     if not (last.said_at and answer.at):
         return False
     return datetime.fromisoformat(answer.at) < datetime.fromisoformat(last.said_at)
 
 
 def _is_repeated(answer: Answer, source: str, before: Sequence[Event], number: int | None) -> bool:
-    """Whether an answer came in before and would undo what happened since.
-
-    One with a time of its own is the answer given at that time, if that came in, and otherwise a new one.
-    """
-    if answer.at and any(event.says(answer) and event.is_from(answer.who, answer.at) for event in before):
+    """Whether an answer came in before and would undo what happened since."""
+    if any(event.repeats(answer) for event in before):
         return True
-    # How much had happened when it came in: the last time from its sender, the first time with the file.
-    known = [
-        count
-        for count, event in enumerate(before, 1)
-        if answer.at is None and event.says(answer) and event.may_be_by(answer.who, source)
-    ][-1:]
-    if number is not None:
-        earlier = [count for count, event in enumerate(before, 1) if event.number and event.number <= number]
-        known += earlier[-1:]
+    known = [*_last_from_sender(answer, source, before), *_last_up_to(number, before)]
     if not known:
         return False
     if before[-1].kind in ANSWERS:
         return any(event.is_by_another(answer.who, source) for event in before[min(known) :])
     # An item that is asked for once more, or was opened, takes any label.
     return answer.label is None and before[-1].kind == "opened"
+
+
+def _last_from_sender(answer: Answer, source: str, before: Sequence[Event]) -> list[int]:
+    """How many events there were when its sender last gave an answer without a time."""
+    if answer.at is not None:
+        return []
+    sent = [n for n, event in enumerate(before, 1) if event.says(answer) and event.may_be_by(answer.who, source)]
+    return sent[-1:]
+
+
+def _last_up_to(number: int | None, before: Sequence[Event]) -> list[int]:
+    """How many events there were when the whole file first came in."""
+    return [n for n, event in enumerate(before, 1) if event.number and event.number <= (number or 0)][-1:]
