@@ -34,7 +34,7 @@ TrustServer = Annotated[
 
 
 def _confirm(trusted: str | None) -> Callable[[str], bool]:
-    """Return a function that asks the user, at a terminal, whether to trust a server other than ``trusted``."""
+    """Return a function that asks at a terminal whether to trust a server other than ``trusted``."""
 
     def confirm(url: str) -> bool:
         if trusted is not None:

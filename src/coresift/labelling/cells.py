@@ -69,7 +69,7 @@ def decode(path: Path, content: bytes) -> str:
 
 
 def read_header(text: str, separator: str) -> tuple[int, list[str]]:
-    """Return the number of the first row that is not blank, and the names in it; 0 and none if all are blank."""
+    """Return the number of the first row that is not blank, and the names in it; 0 and none otherwise."""
     for number, cells in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=separator), 1):
         if any(map(str.strip, cells)):
             return number, [unguarded(cell.strip()).strip() for cell in cells]

@@ -87,7 +87,7 @@ class _Room:
         left = min(len(fitting), self.size - len(self.taken))
         usual = float(np.median(self.costs[list(fitting)])) if left > 0 else 0.0
         # As many as would use up the rest at the median price; what is too expensive is left out.
-        return min(left, max(round(self.money / usual), 1)) if 0 < usual and self.money < np.inf else left
+        return min(left, max(round(self.money / usual), 1)) if usual > 0 and self.money < np.inf else left
 
 
 def choose_within(
@@ -95,8 +95,8 @@ def choose_within(
 ) -> Picked:
     """Choose rows for a batch, in order, until a limit is reached or nothing fits any more.
 
-    A row that no longer fits when its turn comes is skipped, and the rest is chosen again around the rows taken
-    so far. Therefore a batch keeps to its limits without being built row by row.
+    A row that no longer fits when its turn comes is skipped, and the rest is chosen again around the rows
+    taken so far. Therefore a batch keeps to its limits without being built row by row.
 
     Parameters
     ----------

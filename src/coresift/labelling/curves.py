@@ -139,8 +139,8 @@ def learning_curves(
 ) -> Floats:
     """Compute errors (R, t) at ``targets``, from a curve a + b n^-c with a, b >= 0 through each replicate.
 
-    The fit is by least squares, with less weight on outliers. Few points hardly determine c: a prior around one
-    half, with another centre in each replicate, spreads the curves as c is uncertain.
+    The fit is by least squares, with less weight on outliers. Few points hardly determine c: a prior around
+    one half, with another centre in each replicate, spreads the curves as c is uncertain.
 
     Parameters
     ----------

@@ -28,9 +28,9 @@ _NO_ANSWER = Answer("", None)
 def write_export(project: Project, path: Path) -> dict[str, int]:
     """Write all items: their labels, predictions for items without one, and the pool's own columns.
 
-    The own columns are unchanged and in order. A Parquet file keeps the types of a Parquet pool; from a CSV pool
-    it has numbers as numbers, and all other cells, also dates, as text. In a CSV file no cell starts a formula:
-    an apostrophe keeps it text, as in batches.
+    The own columns are unchanged and in order. A Parquet file keeps the types of a Parquet pool; from a CSV
+    pool it has numbers as numbers, and all other cells, also dates, as text. In a CSV file no cell starts a
+    formula: an apostrophe keeps it text, as in batches.
 
     Parameters
     ----------
@@ -154,7 +154,8 @@ class _Export:
             mean, std = (np.where(wanted, values, np.nan) for values in (mean, self.std_factor * std))
             return {"predicted": _numbers(mean), "std": _numbers(std)}, {}
         probs = np.where(wanted[:, None], self.model.predict_proba(rows), np.nan)  # (n, C)
-        best = np.where(wanted, self.model.classes_[probs.argmax(1)].astype(object), None).tolist()
+        names = self.model.classes_[probs.argmax(1)].tolist()
+        best = [name if want else None for name, want in zip(names, wanted.tolist(), strict=True)]
         each = zip(self.model.classes_, probs.T, strict=True)
         return {"predicted": _texts(best), "probability": _numbers(probs.max(1))}, {
             f"probability_{name}": _numbers(column) for name, column in each

@@ -132,7 +132,9 @@ class Ledger(Database):
         imports = [(at, "the pool", None), (at, source, fingerprint)]
         with creating(path) as connection:
             connection.executemany("INSERT INTO items VALUES (?, ?)", enumerate(ids))
-            connection.executemany(_INSERT_FACT, [(at, key, json.dumps(value)) for key, value in facts.items()])
+            connection.executemany(
+                _INSERT_FACT, [(at, key, json.dumps(value)) for key, value in facts.items()]
+            )
             connection.executemany("INSERT INTO imports (at, source, fingerprint) VALUES (?, ?, ?)", imports)
             connection.executemany(
                 _INSERT_ANSWER,
@@ -201,7 +203,10 @@ class Ledger(Database):
             FROM events WHERE event IN ({_LATEST}) AND kind = 'labelled' ORDER BY event
             """
         )
-        return [Labelled(*described, bool(first)) for *described, first in rows]
+        return [
+            Labelled(position, label, who, at, asked, bool(first))
+            for position, label, who, at, asked, first in rows
+        ]
 
     def answers(self) -> dict[int, Answer]:
         """Return the current labels and skips by position, with when they were given or else came in."""
@@ -225,7 +230,7 @@ class Ledger(Database):
         return [Correction(*row) for row in rows]
 
     def label_counts(self) -> dict[str, int]:
-        """Count the items with each label: the most frequent first, and among equals the one that came first."""
+        """Count the items with each label: the most frequent first, among equals the one that came first."""
         query = f"""
             SELECT label, COUNT(*) FROM events WHERE event IN ({_LATEST}) AND kind = 'labelled'
             GROUP BY label ORDER BY COUNT(*) DESC, MIN(event)
@@ -266,15 +271,20 @@ class Ledger(Database):
         )
         return [
             Round(
-                *how,
-                asked=json.loads(asked),
-                labels=labels,
-                seconds=seconds,
-                notes=json.loads(notes),
-                batch=tuple(batches.get(how[0], ())),
-                residuals=None if residuals is None else tuple(json.loads(residuals)),
+                number,
+                at,
+                strategy,
+                seed,
+                model,
+                data,
+                json.loads(asked),
+                labels,
+                seconds,
+                json.loads(notes),
+                tuple(batches.get(number, ())),
+                None if residuals is None else tuple(json.loads(residuals)),
             )
-            for *how, asked, labels, seconds, notes, residuals in rows
+            for number, at, strategy, seed, model, data, asked, labels, seconds, notes, residuals in rows
         ]
 
     def nothing_since(self, number: int) -> bool:
@@ -353,7 +363,7 @@ class Ledger(Database):
             for answer, _, last, _ in changes
             if last.label is not None
         )
-        return Ingested(corrections=corrections, **Counter(one.outcome for one in judged))
+        return Ingested(corrections=corrections, **Counter(str(one.outcome) for one in judged))
 
     def _add_import(self, judged: Sequence[_Judged], source: str, fingerprint: str | None) -> None:
         at = now()

@@ -27,7 +27,7 @@ def default_model(task: Task, num_labels: int, seed: int) -> EnsembleClassifier 
     """Return the model that batches are chosen with: an ensemble of small networks.
 
     For classes it is a deep ensemble. For numbers it is several networks under Bayesian linear regression,
-    because plain networks learn smooth functions badly from a few dozen labels; three folds estimate the noise.
+    because plain networks learn smooth functions badly from a few dozen labels; three folds estimate noise.
 
     Both are trained for fewer epochs than by default, so that a fit takes seconds. For classes, ten members
     then do as well as five that are trained longer; numbers without noise would gain from more epochs.
@@ -48,8 +48,8 @@ def default_model(task: Task, num_labels: int, seed: int) -> EnsembleClassifier 
 def quick_model(task: Task, num_labels: int, seed: int) -> EnsembleClassifier | NeuralLinearRegressor:
     """Return one network of the same kind, to be fitted dozens of times for a learning curve.
 
-    Its error is a little higher than that of an ensemble. Regularisation is fixed and strong. All mini-batches
-    have the same size: a last one of a few rows acts as noise, and would put steps into the curve.
+    Its error is a little higher than that of an ensemble. Regularisation is fixed and strong. All
+    mini-batches have the same size: a last one of a few rows acts as noise, and puts steps into the curve.
     """
     usual = min(2 ** int(math.log2(max(num_labels // 2, 2))), 512)  # as `Trainer` has it
     even = math.ceil(num_labels / max(num_labels // usual, 1))

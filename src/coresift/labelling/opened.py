@@ -169,7 +169,7 @@ class OpenProject:
             self.ledger.remember(key, value)
 
     def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:
-        """Hold the project's lock; raises `BusyError` if another program still has it after ``wait`` seconds."""
+        """Hold the project's lock; raises `BusyError` if another program has it after ``wait`` seconds."""
         return locked(self._lock, wait)
 
     def add(self, answers: Sequence[Answer], source: str) -> Ingested:

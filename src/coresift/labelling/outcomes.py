@@ -99,7 +99,9 @@ def _last_from_sender(answer: Answer, source: str, before: Sequence[Event]) -> l
     """How many events there were when its sender last gave an answer without a time."""
     if answer.at is not None:
         return []
-    sent = [n for n, event in enumerate(before, 1) if event.says(answer) and event.may_be_by(answer.who, source)]
+    sent = [
+        n for n, event in enumerate(before, 1) if event.says(answer) and event.may_be_by(answer.who, source)
+    ]
     return sent[-1:]
 
 

@@ -42,7 +42,7 @@ class Project(OpenProject):
             return ingest(BatchFile(self, path))
 
     def check_replaceable(self, path: Path) -> None:
-        """Raise if writing to ``path`` would lose the pool, the project itself, or answers not ingested yet."""
+        """Raise if writing to ``path`` would lose the pool, the project, or answers not ingested yet."""
         check_replaceable(self, path)
 
     def reopen(self, ids: Sequence[str]) -> int:
@@ -114,9 +114,9 @@ class Project(OpenProject):
         if not count or self.ledger.answers_since(len(self.ledger.rounds())):
             return
         raise InputError(
-            f"{count:,} {'item is' if count == 1 else 'items are'} pending already, and no answer came in since "
-            "the last batch; --more chooses further items, --replace withdraws the pending ones and chooses "
-            f"anew, and coresift pending {self.folder} lists them"
+            f"{count:,} {'item is' if count == 1 else 'items are'} pending already, and no answer came in "
+            "since the last batch; --more chooses further items, --replace withdraws the pending ones and "
+            f"chooses anew, and coresift pending {self.folder} lists them"
         )
 
 

@@ -250,5 +250,7 @@ def _command(settings: Mapping[str, Any], labels: Path) -> str | None:
         }
         words = [word for option, value in options.items() if value for word in (option, value)]
         flags = ["--skip-broken"] if reading.get("skip") else []
-        return shlex.join(["coresift", "init", "NEW", *words, *flags, "--hand-picked", "--labels", str(labels)])
+        return shlex.join(
+            ["coresift", "init", "NEW", *words, *flags, "--hand-picked", "--labels", str(labels)]
+        )
     return None

@@ -27,8 +27,8 @@ from coresift.types import Index
 
 Features: TypeAlias = npt.NDArray[np.float32]  # (n, d)
 
-# Without a model, items are chosen by their features, from the middle of clusters: unusual items teach a first
-# model little.
+# Without a model, items are chosen by their features, from the middle of clusters: unusual items teach a
+# first model little.
 COLD = "k-medoids"
 
 

@@ -29,7 +29,6 @@ from coresift.report.item_map import (
 )
 from coresift.report.page import Heading, Markup, Part, Picture, Table, asset, page
 
-
 _EXPLAINED = {
     "weight": "weight: how much the item counts in the sum that approximates the pool.",
     "share": "share: the fraction of the pool that is nearer to this item than to the rest of the batch.",
