@@ -672,7 +672,7 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(runner, "run_experiment", interrupted)
     stopped = called("run", written(tmp_path / "mine.toml", COMMANDS))
     assert (stopped.exit_code, stopped.stdout) == (130, "")
-    assert stopped.stderr == "stopped; the same command goes on from the last finished round\n"
+    assert stopped.stderr == "stopped; the same command continues after the last finished round\n"
 
 
 @pytest.mark.parametrize(

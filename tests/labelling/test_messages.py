@@ -66,7 +66,7 @@ def test_limits_are_not_taken_for_the_end_of_the_pool(tmp_path):
     assert say("select", project, "--batch-size", 5)["shortage"] is None
     words = "select", project, "--batch-size", 20, "--more"
     assert "only 5 items were within the limits, not 20" in run(*words, "--per-group", 1)
-    assert "only 7 items were looked at, not 20; --more brings" in run(*words, "--candidates", 7)
+    assert "only 7 items were looked at, not 20; --more chooses" in run(*words, "--candidates", 7)
     assert "only" not in run("select", project, "--batch-size", 3, "--more").splitlines()[1]
 
 
@@ -79,7 +79,7 @@ def test_what_init_takes_for_granted_is_told(tmp_path):
     words = "--pool", tmp_path / "pool.csv", "--target", "kind"
     text = run("init", tmp_path / "one", *words)
     assert "looks like classification by the labels; say --task classification to be sure" in text
-    assert "take the 8 labels for drawn at random" in text and "--hand-picked" in text
+    assert "assume that the 8 labels were drawn at random" in text and "--hand-picked" in text
     assert "--batch-size 22 --out" in text
     text = run("init", tmp_path / "two", *words, "--task", "classification", "--hand-picked")
     assert "looks like" not in text and "--hand-picked" not in text
@@ -226,7 +226,7 @@ def test_no_class_is_new_at_first_or_where_they_were_named(tmp_path):
 
 def test_spellings_of_a_class_are_told_from_the_start(tmp_path):
     given = labels(tmp_path / "one.csv", {30: "Yes", 31: "yes", 32: " YES ", 33: "no", 34: "yes"})
-    told = "classes that differ by case or spaces alone: 'yes' (2), 'Yes' (1), 'YES' (1); if they are"
+    told = "classes that differ only by case or spaces: 'yes' (2), 'Yes' (1), 'YES' (1); if they are"
     for name, words in (
         ("first", []),
         ("known", ["--labels", given]),
@@ -256,7 +256,7 @@ def test_words_for_no_label_are_ignored_everywhere(tmp_path):
     made = say("init", tmp_path / "json", *words)
     assert (made["labels"], made["ignored"]) == (4, 3)
     text = run("init", tmp_path / "one", *words)
-    assert "3 cells ignored: their word (NA, null or the like) stands for no label" in text
+    assert "3 cells ignored: their word (NA, null or the like) means that there is no label" in text
     given = labels(tmp_path / "given.csv", {2: "NA", 3: "x"})
     assert "1 cells ignored" in run("ingest", tmp_path / "one", given)
     assert say("status", tmp_path / "one")["classes"] == {"x": 3, "y": 2}
@@ -342,7 +342,7 @@ def test_a_file_that_has_grown_is_told_what_was_left_out(tmp_path):
     run("ingest", project, mine)
     run("ingest", project, labels(tmp_path / "mended.csv", {30: "ship"}))
     text = run("ingest", project, labels(mine, {30: "bill", 31: "tech"}))
-    assert "1 new labels, 1 older than what is known or corrected since, and left out" in text
+    assert "1 new labels, 1 ignored, since a newer answer or a correction is known" in text
     assert say("status", project)["classes"]["ship"] == 8
 
 

@@ -496,7 +496,7 @@ def test_labels_by_row_number_are_no_better_than_their_rows(tmp_path):
     run("init", tmp_path / "project", *words, "--task", "classification")
     (tmp_path / "pool.npy").unlink()
     text = run("export", tmp_path / "project", tmp_path / "all.csv")
-    assert "items are named by their row numbers: see that the rows of a new pool are the same" in text
+    assert "items are named by their row numbers: make sure that the rows of a new pool are the same" in text
 
 
 def test_answers_with_a_mistake_are_not_written_over(project, tmp_path):
@@ -886,7 +886,7 @@ def test_without_labels_the_batch_is_spread(tmp_path):
     assert "say --task" in run(*words, code=2)
     assert say(*words, "--classes", "a,b,c")["task"] == "classification"
     text = run("select", folder, "--batch-size", 5)
-    assert "too few labels for a model yet" in text and "k-medoids" in text
+    assert "too few labels for a model" in text and "k-medoids" in text
     assert len(say("select", folder, "--batch-size", 5)["batch"]) == 5
     run("report", folder)
     run("export", folder, tmp_path / "all.csv")

@@ -19,12 +19,17 @@ ProjectFolder = Annotated[Path, typer.Argument(metavar="PROJECT", help="The proj
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
-def say(as_json: bool, facts: Mapping[str, Any], *lines: str) -> None:
-    """Print facts for a script, or lines for people."""
-    if as_json:
-        typer.echo(json.dumps(facts))
-    else:
-        for line in lines:
+def open_project(folder: Path) -> Project:
+    """Open a project. It is imported here: with a model it takes longer to import than all the rest."""
+    from coresift.labelling.project import Project
+
+    return Project(folder)
+
+
+def say(as_json: bool, facts: Mapping[str, Any], *lines: str | None) -> None:
+    """Print facts for a script, or lines for people, without those that are ``None``."""
+    for line in [json.dumps(facts)] if as_json else lines:
+        if line is not None:
             typer.echo(line)
 
 
@@ -52,15 +57,6 @@ def read_ids(project: Project, given: Sequence[str] | None) -> tuple[str, ...]:
     columns = answer_parts(project.target, project.settings.reading.id)["id"]
     ids: list[str] = []
     for text in given or ():
-        if text.startswith("@@"):
-            ids.append(text[1:])
-        elif text.startswith("@"):
-            ids += read_ids(Path(text[1:]), columns)
-        else:
-            ids.append(text)
+        is_file = text.startswith("@") and not text.startswith("@@")
+        ids += read_ids(Path(text[1:]), columns) if is_file else [text.removeprefix("@")]
     return tuple(ids)
-
-
-def printable(name: str) -> str:
-    """Return an id, quoted if it has characters that control a terminal."""
-    return name if name.isprintable() else repr(name)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from coresift.cli.common import split_names
 from coresift.errors import InputError
@@ -17,32 +18,25 @@ commands = typer.Typer(
     no_args_is_help=True, help="Compare strategies on tables whose labels are known, over many seeds."
 )
 
-Config = Annotated[Path, typer.Argument(help="A TOML file, such as experiments/table1.toml.")]
-Methods = Annotated[str, typer.Option(help="Only these methods, with commas between.")]
-Tables = Annotated[Path | None, typer.Option(help="Where data lies; CORESIFT_DATA or data by default.")]
-Device = Annotated[str, typer.Option(help="Where to train: cpu or cuda.")]
+Config = Annotated[Path, Argument(help="A TOML file, such as experiments/table1.toml.")]
+Tables = Annotated[Path | None, Option(help="The folder of data files; CORESIFT_DATA or data by default.")]
+Device = Annotated[str, Option(help="Where to train: cpu or cuda.")]
 
 
 @commands.command()
 def run(
     config: Config,
-    out: Annotated[
-        Path | None, typer.Option(help="The folder for results; results/CONFIG by default.")
-    ] = None,
-    data: Annotated[str, typer.Option(help="Only these data sets, with commas between.")] = "",
-    methods: Methods = "",
-    seeds: Annotated[int | None, typer.Option(help="How many seeds, if not as the file says.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Only this seed, from 0 on, where models are trained alone.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="The folder for results; results/CONFIG by default.")] = None,
+    data: Annotated[str, Option(help="Only these data sets, separated by commas.")] = "",
+    methods: Annotated[str, Option(help="Only these methods, separated by commas.")] = "",
+    seeds: Annotated[int | None, Option(help="The number of seeds; that of the file by default.")] = None,
+    seed: Annotated[int | None, Option(help="Only this seed, if models are trained one by one.")] = None,
     folder: Tables = None,
     device: Device = "cpu",
-    workers: Annotated[int, typer.Option(help="Processes that evaluate and choose.")] = 1,
-    together: Annotated[
-        bool, typer.Option("--together", help="Train all methods side by side: for a GPU.")
-    ] = False,
+    workers: Annotated[int, Option(help="Processes that evaluate and choose.")] = 1,
+    together: Annotated[bool, Option("--together", help="Train all methods together, on a GPU.")] = False,
 ) -> None:
-    """Run an experiment; what is already there is not repeated, and a run that was stopped goes on."""
+    """Run an experiment. Finished runs are not repeated; a run that was stopped continues."""
     from coresift.bench.config import Experiment
     from coresift.bench.runner import resources_used, run_experiment
 
@@ -61,7 +55,7 @@ def run(
             only_seed=seed,
         )
     except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on from the last finished round", err=True)
+        typer.echo("stopped; the same command continues after the last finished round", err=True)
         raise typer.Exit(130) from None
     typer.echo(f"took {resources_used()}")
     typer.echo(f"results are in {where}; read them with: coresift experiment report {where}")
@@ -69,11 +63,11 @@ def run(
 
 @commands.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="A folder of results.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write; the same folder by default.")] = None,
-    ceiling: Annotated[
-        Path | None, typer.Option(help="Another folder of results, with all labels, to compare with.")
+    folder: Annotated[Path, Argument(help="A folder of results.")],
+    out: Annotated[
+        Path | None, Option(help="The folder to write to; that of the results by default.")
     ] = None,
+    ceiling: Annotated[Path | None, Option(help="Results with all labels, to be drawn as a line.")] = None,
 ) -> None:
     """Write tables, learning curves and paired tests as a page, Markdown and figures."""
     from coresift.bench.report import write_report
@@ -83,8 +77,8 @@ def report(
 
 @commands.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="probit-batches or linear-norms.")],
-    out: Annotated[Path | None, typer.Option(help="The file to write; NAME.png by default.")] = None,
+    name: Annotated[str, Argument(help="probit-batches or linear-norms.")],
+    out: Annotated[Path | None, Option(help="The file to write; NAME.png by default.")] = None,
 ) -> None:
     """Draw one of the paper's toy figures."""
     from coresift.bench.plane import FIGURES
@@ -103,17 +97,17 @@ def batch_map(
     config: Config,
     methods: Annotated[
         str,
-        typer.Option(
-            help="Only these methods, with commas between; by default those of maxent, bald and acs-fw-j10 "
-            "that the file has, or else all methods."
+        Option(
+            help="Only these methods, separated by commas; by default maxent, bald and acs-fw-j10, as far as "
+            "the file has them, or else all methods."
         ),
     ] = "",
-    budget: Annotated[int, typer.Option(help="Points in each batch.")] = 200,
+    budget: Annotated[int, Option(help="Points in each batch.")] = 200,
     folder: Tables = None,
     device: Device = "cpu",
     out: Annotated[
         Path | None,
-        typer.Option(help="The file to write, next to one of data; batches-DATA.png by default."),
+        Option(help="The figure; its data go to an .npz file next to it. batches-DATA.png by default."),
     ] = None,
 ) -> None:
     """Draw where batches lie among the features of a model trained on the first labels."""
@@ -135,5 +129,5 @@ def batch_map(
         found.save(path.with_suffix(".npz"))
         save(found.picture(), path)
         for name, value in found.spread.items():
-            typer.echo(f"{data} {name}: nearest other point of the batch at {value:.3f} of random's distance")
+            typer.echo(f"{data} {name}: nearest-neighbour distance {value:.3f} times that of random batches")
         typer.echo(f"written to {path}")

@@ -10,26 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
-from coresift.cli.common import Json, ProjectFolder, say
+from coresift.cli.common import Json, ProjectFolder, open_project, say
 
 if TYPE_CHECKING:
     from coresift.labelling.labellers.label_studio import LabelStudioLabeller
     from coresift.labelling.project import Project
 
-# Imports are inside the commands: the others should not wait for them.
+# The larger imports are inside the commands: the others should not wait for them.
 
 commands = typer.Typer(no_args_is_help=True, help="Send batches to Label Studio and bring labels back.")
 
 TokenFile = Annotated[
     Path | None,
-    typer.Option(
-        help="A file with the token, of mode 600; else the environment variable LABEL_STUDIO_API_KEY has it."
-    ),
+    Option(help="A file of mode 600 with the token; without it, the variable LABEL_STUDIO_API_KEY is used."),
 ]
 TrustServer = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Send the token to this server, which the project names, from now on."),
+    Option(metavar="URL", help="Trust this server, which the project names: send it the token from now on."),
 ]
 
 
@@ -51,10 +50,9 @@ def _connected(
 ) -> Iterator[tuple[Project, LabelStudioLabeller]]:
     """Open a project and connect to its server."""
     from coresift.labelling.labellers import label_studio
-    from coresift.labelling.project import Project
 
     with (
-        Project(project) as opened,
+        open_project(project) as opened,
         label_studio.open_server(opened, token_file, _confirm(trusted)) as server,
     ):
         yield opened, label_studio.LabelStudioLabeller(opened, server)
@@ -63,34 +61,31 @@ def _connected(
 @commands.command()
 def connect(
     project: ProjectFolder,
-    url: Annotated[str, typer.Option(help="Of the server, such as http://127.0.0.1:8080.")],
+    url: Annotated[str, Option(help="The server's address, such as http://127.0.0.1:8080.")],
     title: Annotated[
-        str | None, typer.Option(help="Of the Label Studio project, which is made if there is none.")
+        str | None, Option(help="The title of a Label Studio project, which is created if there is none.")
     ] = None,
-    project_id: Annotated[int | None, typer.Option(help="Of a Label Studio project that is there.")] = None,
-    control: Annotated[
-        str | None, typer.Option(help="Which of its controls has the label, where it has several.")
-    ] = None,
+    project_id: Annotated[int | None, Option(help="The number of an existing Label Studio project.")] = None,
+    control: Annotated[str | None, Option(help="The control for the label, if there are several.")] = None,
     token_file: TokenFile = None,
     allow_http: Annotated[
-        bool, typer.Option("--allow-http", help="Send the token unencrypted to another machine.")
+        bool, Option("--allow-http", help="Send the token unencrypted to another machine.")
     ] = False,
     json: Json = False,
 ) -> None:
     """Connect the project to a Label Studio project."""
     from coresift.labelling.labellers import label_studio
-    from coresift.labelling.project import Project
 
     token = label_studio.read_token(token_file)
-    with Project(project) as opened, label_studio.LabelStudio(url, token, allow_http=allow_http) as server:
+    with (
+        open_project(project) as opened,
+        label_studio.LabelStudio(url, token, allow_http=allow_http) as server,
+    ):
         if project_id is None:
             title = title or project.absolute().name
         made = label_studio.connect(opened, server, project_id, title, control)
-    say(
-        json,
-        asdict(made),
-        f"connected to {made.page}; send the batch with: coresift labelstudio push {project}",
-    )
+    message = f"connected to {made.page}; send the batch with: coresift labelstudio push {project}"
+    say(json, asdict(made), message)
 
 
 @commands.command()
@@ -100,7 +95,7 @@ def push(
     trust_server: TrustServer = None,
     json: Json = False,
 ) -> None:
-    """Send the pending items as tasks, in their order."""
+    """Send the pending items as tasks, in the order of choice."""
     with _connected(project, token_file, trust_server) as (opened, labeller):
         done = labeller.ask(opened.pending())
     say(json, asdict(done), f"{done.sent} tasks sent, {done.present} were there already")
@@ -127,14 +122,14 @@ def pull(
 @commands.command()
 def watch(
     project: ProjectFolder,
-    batch_size: Annotated[int, typer.Option(help="How many items in each further batch.")],
-    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 30.0,
-    rounds: Annotated[int | None, typer.Option(help="End after so many batches; never by default.")] = None,
+    batch_size: Annotated[int, Option(help="The number of items in each further batch.")],
+    every: Annotated[float, Option(help="Seconds between two checks.")] = 30.0,
+    rounds: Annotated[int | None, Option(help="Stop after this many batches; never by default.")] = None,
     token_file: TokenFile = None,
     trust_server: TrustServer = None,
     json: Json = False,
 ) -> None:
-    """Whenever a batch is answered, collect it, choose the next and send it; Ctrl-C ends it."""
+    """Collect each batch when it is answered, choose the next one and send it, until Ctrl-C."""
     from coresift.labelling.labellers.label_studio import watch as watch_server
     from coresift.labelling.project import Request
 

@@ -12,56 +12,45 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from typer import Option
 
 from coresift.cli import words
-from coresift.cli.common import Json, ProjectFolder, say, split_names, writing
+from coresift.cli.common import Json, ProjectFolder, open_project, say, split_names, writing
 from coresift.errors import InputError
 
 if TYPE_CHECKING:
     from coresift.labelling.ledger import Ledger
     from coresift.labelling.project import Project
 
-# Imports are inside the commands: the others should not wait for them.
-
-Features = Annotated[
-    str | None, typer.Option(help="Columns to learn from, separated by commas; all by default.")
-]
-IdColumn = Annotated[
-    str | None, typer.Option("--id", help="The column that names items; 'id' or row numbers by default.")
-]
-AnyTask = Annotated[
-    str | None, typer.Option(help="regression or classification; guessed from the labels by default.")
-]
-Classes = Annotated[
-    str | None, typer.Option(help="The labels that are allowed, separated by commas; any by default.")
-]
-HandPicked = Annotated[
-    bool, typer.Option("--hand-picked", help="Known labels were picked by hand, not drawn at random.")
-]
-Embedding = Annotated[
-    str | None, typer.Option(help="Computes features of images or text: module:name of a torch module.")
-]
-SkipBroken = Annotated[
-    bool, typer.Option("--skip-broken", help="Ignore images that cannot be read, and list them.")
-]
+# The larger imports are inside the commands: the others should not wait for them.
 
 
 def init(
     project: ProjectFolder,
-    pool: Annotated[Path, typer.Option(help="A .csv, .parquet or .npy file, or a folder of images.")],
-    target: Annotated[str, typer.Option(help="The column to predict; it may be partly filled.")],
-    features: Features = None,
-    text: Annotated[str | None, typer.Option(help="The column of text to learn from.")] = None,
-    id_column: IdColumn = None,
-    cost: Annotated[str | None, typer.Option(help="The column with the cost of each label.")] = None,
-    group: Annotated[str | None, typer.Option(help="The column of groups.")] = None,
-    task: AnyTask = None,
-    classes: Classes = None,
-    labels: Annotated[Path | None, typer.Option(help="A file of labels that are known already.")] = None,
-    hand_picked: HandPicked = False,
-    embedding: Embedding = None,
-    skip_broken: SkipBroken = False,
-    seed: Annotated[int, typer.Option(help="The seed of everything random.")] = 0,
+    pool: Annotated[Path, Option(help="A .csv, .parquet or .npy file, or a folder of images.")],
+    target: Annotated[str, Option(help="The column to predict; it may be partly filled.")],
+    features: Annotated[
+        str | None, Option(help="Columns to learn from, with commas; all by default.")
+    ] = None,
+    text: Annotated[str | None, Option(help="The column of text to learn from.")] = None,
+    id_column: Annotated[
+        str | None, Option("--id", help="The column of ids; 'id' or the row numbers by default.")
+    ] = None,
+    cost: Annotated[str | None, Option(help="The column with the cost of each label.")] = None,
+    group: Annotated[str | None, Option(help="The column with the group of each item.")] = None,
+    task: Annotated[str | None, Option(help="regression or classification; guessed by default.")] = None,
+    classes: Annotated[str | None, Option(help="The labels allowed, with commas; any by default.")] = None,
+    labels: Annotated[Path | None, Option(help="A file of labels that are known already.")] = None,
+    hand_picked: Annotated[
+        bool, Option("--hand-picked", help="The known labels were picked by hand, not drawn at random.")
+    ] = False,
+    embedding: Annotated[
+        str | None, Option(help="module:name of a torch module that computes features of images or texts.")
+    ] = None,
+    skip_broken: Annotated[
+        bool, Option("--skip-broken", help="Leave out images that cannot be read.")
+    ] = False,
+    seed: Annotated[int, Option(help="The random seed.")] = 0,
     json: Json = False,
 ) -> None:
     """Begin a labelling project from a pool of items."""
@@ -82,88 +71,81 @@ def init(
         seed=seed,
         skip_broken=skip_broken,
     ) as made:
-        facts = _facts(made)
-        say(json, facts, *_begun(made, facts, told=task is not None or classes is not None))
+        _say_begun(made, json, is_guessed=task is None and classes is None)
 
 
-def _facts(project: Project) -> dict[str, Any]:
-    """The facts of a new project."""
+def _say_begun(project: Project, json: bool, is_guessed: bool) -> None:
+    """Print the facts of a new project."""
     from coresift.labelling.labels import alike_classes
 
-    settings = project.settings
-    return {
+    settings, counts, classes = project.settings, project.ledger.counts(), project.class_counts()
+    items, labels, broken = len(project.ledger), counts["labelled"], settings.reading.skip
+    corrections, ignored = project.ledger.first_corrections(), project.recall("ignored")
+    alike = alike_classes(classes if settings.classes is None else {})
+    facts = {
         "project": str(project.folder),
-        "items": len(project.ledger),
-        "labels": project.ledger.counts()["labelled"],
+        "items": items,
+        "labels": labels,
         "task": settings.task,
         "features": settings.features,
         "id": settings.reading.id,
-        "corrections": [asdict(one) for one in project.ledger.first_corrections()],
-        "ignored": project.recall("ignored"),
-        "alike_classes": alike_classes(project.class_counts() if settings.classes is None else {}),
-        "broken": settings.reading.skip,
+        "corrections": [*map(asdict, corrections)],
+        "ignored": ignored,
+        "alike_classes": alike,
+        "broken": broken,
     }
-
-
-def _begun(project: Project, facts: Mapping[str, Any], told: bool) -> list[str]:
-    """What people read about a new project."""
-    settings, labels = project.settings, facts["labels"]
-    expects_labels = project.pool.targets() is not None or labels
-    return [
-        f"{project.folder}: {facts['items']:,} items, {labels:,} with a label; {settings.task} of "
-        f"{settings.target}",
-        *words.task_was_guessed(settings.task, labels, told),
+    say(
+        json,
+        facts,
+        f"{project.folder}: {items:,} items, {labels:,} with a label; {settings.task} of {settings.target}",
+        words.guessed_task(settings.task) if labels and is_guessed else None,
         f"features: {settings.features}",
         f"items are named by {project.pool.named_by}",
-        *words.first_labels(labels, settings.hand_picked),
-        *words.broken_images(settings.reading.skip),
-        *words.corrections(project.ledger.first_corrections()),
-        *words.ignored_cells(facts["ignored"], project),
-        *words.alike_classes(facts["alike_classes"], project.class_counts()),
-        *([] if expects_labels else [words.no_labels(project.kind, settings.target)]),
-        words.next_step(project.folder, project.ledger.counts()["unlabelled"]),
-    ]
+        words.first_labels(labels) if labels and not settings.hand_picked else None,
+        *words.broken_images(broken),
+        words.corrections(corrections),
+        words.ignored_cells(ignored, settings.task),
+        words.alike_classes(alike, classes),
+        None if labels or project.pool.targets() is not None else words.no_labels(project),
+        words.next_step(project.folder, counts["unlabelled"]),
+    )
 
 
 def status(
     project: ProjectFolder,
-    check: Annotated[
-        bool, typer.Option("--check", help="Look for damage in all of the ledger and the features.")
-    ] = False,
+    check: Annotated[bool, Option("--check", help="Check the ledger and the features for damage.")] = False,
     json: Json = False,
 ) -> None:
-    """Show counts and rounds, and how many items of each are pending."""
+    """Show the numbers of labelled and pending items, and the rounds so far."""
     # The ledger alone: a model would take longer to import than all the rest.
     from coresift.labelling.database import NAME
     from coresift.labelling.ledger import Ledger
 
     if check:
-        _check(project)
+        with open_project(project) as opened:
+            opened.check()
     with Ledger(project / NAME) as ledger:
         settings, counts, rounds = ledger.recall("settings"), ledger.counts(), _rounds(ledger)
-        classes = _class_counts(ledger, settings)
-    facts = {"task": settings["task"], "target": settings["target"]}
+        classes = _classes(ledger, settings)
     say(
         json,
-        {**facts, "counts": counts, "classes": classes, "rounds": rounds},
+        {
+            "task": settings["task"],
+            "target": settings["target"],
+            "counts": counts,
+            "classes": classes,
+            "rounds": rounds,
+        },
         f"{project}: {settings['task']} of {settings['target']}, from {settings['reading']['path']}",
         ", ".join(f"{count:,} {state}" for state, count in counts.items()),
-        *(["no damage was found in the ledger and the features"] if check else []),
-        *([f"classes: {words.classes(classes)}"] if classes else []),
+        "no damage was found in the ledger and the features" if check else None,
+        f"classes: {words.classes(classes)}" if classes else None,
     )
     if rounds and not json:
         Console().print(_table(rounds))
 
 
-def _check(project: Path) -> None:
-    """Raise for damage in the ledger or the features."""
-    from coresift.labelling.project import Project
-
-    with Project(project) as opened:
-        opened.check()
-
-
-def _class_counts(ledger: Ledger, settings: Mapping[str, Any]) -> dict[str, int]:
+def _classes(ledger: Ledger, settings: Mapping[str, Any]) -> dict[str, int]:
     """The labels of each class, also of named classes without a label; none for a regression."""
     if settings["task"] == "regression":
         return {}
@@ -191,31 +173,28 @@ def _rounds(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def _table(rounds: Sequence[Mapping[str, Any]]) -> Table:
-    columns = {name: name for name in rounds[0]} | {"at": "chosen"}
-    if not any(facts["withdrawn"] for facts in rounds):  # a line of a terminal is short
-        del columns["withdrawn"]
-    shown = {"at": lambda at: at[:16].replace("T", " "), "seconds": "{:.1f}".format}
-    table = Table(*columns.values(), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    # Without a column of zeros, the table fits into 80 characters.
+    names = [name for name in rounds[0] if name != "withdrawn" or any(facts[name] for facts in rounds)]
+    columns = ["chosen" if name == "at" else name for name in names]
+    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for facts in rounds:
-        table.add_row(*(shown.get(name, str)(facts[name]) for name in columns))
+        shown = {**facts, "at": facts["at"][:16].replace("T", " "), "seconds": f"{facts['seconds']:.1f}"}
+        table.add_row(*(str(shown[name]) for name in names))
     return table
 
 
 def report(
     project: ProjectFolder,
-    out: Annotated[
-        Path | None, typer.Option(help="The page to write; PROJECT/report.html by default.")
-    ] = None,
-    show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    out: Annotated[Path | None, Option(help="The page to write; PROJECT/report.html by default.")] = None,
+    show: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
     json: Json = False,
 ) -> None:
     """Write one page about the project: counts, curve, map, batch and rounds."""
     from coresift.labelling.overview import overview
-    from coresift.labelling.project import Project
     from coresift.report.project import write_project_report
 
     path = out or project / "report.html"
-    with Project(project) as opened:
+    with open_project(project) as opened:
         opened.check_replaceable(path)
         with writing(path):
             write_project_report(overview(opened), path)
@@ -231,24 +210,24 @@ def export(
 ) -> None:
     """Write all items: labels, and the model's predictions for the rest."""
     from coresift.labelling.exporting import write_export, write_labels
-    from coresift.labelling.project import Project
 
-    with Project(project) as opened:
+    with open_project(project) as opened:
         opened.check_replaceable(out)
         reason = opened.why_lost()
         if reason is not None and out.exists():
             raise InputError(
-                f"{reason}; so only the labels can be written, and {out} is there and may hold more: name "
+                f"{reason}; only the labels can be written, and {out} is there and may hold more: name "
                 "another file"
             )
+        write = write_export if reason is None else write_labels
         warning = None if reason is None else words.lost_pool(opened, reason, out)
         with writing(out):
-            facts = write_export(opened, out) if reason is None else write_labels(opened, out)
+            facts = write(opened, out)
     say(
         json,
         {**facts, "out": str(out), "warning": warning},
         f"written to {out}: {facts['labelled']:,} labels, {facts['predicted']:,} predictions",
-        *([] if warning is None else [f"warning: {warning}"]),
+        f"warning: {warning}" if warning else None,
     )
 
 
@@ -269,7 +248,9 @@ def repair(
         json,
         asdict(saved),
         f"read {read}; written to {out}",
-        f"lost {lost}, and perhaps the last ones" if lost else "no gaps between them; the last may be lost",
+        f"lost {lost}; more may be lost at the end"
+        if lost
+        else "no gaps were found, but the last ones may be lost",
         f"{out / 'labels.csv'} has {saved.labels:,} answers{unnamed}",
-        *([] if saved.command is None else [f"begin anew with: {saved.command}"]),
+        f"begin a new project with: {saved.command}" if saved.command else None,
     )

@@ -1,13 +1,13 @@
-"""Write the sentences that the commands of a project print. Each function returns lines, often none."""
+"""Write the sentences that the commands of a project print; ``None`` where there is nothing to say."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coresift import limits
-from coresift.cli.common import printable
+from coresift.labelling.labels import nearest_class, quoted
 
 if TYPE_CHECKING:
     from coresift.labelling.ledger import Correction
@@ -15,22 +15,24 @@ if TYPE_CHECKING:
     from coresift.labelling.records import Round
 
 
+def printable(name: str) -> str:
+    """Return an id, quoted if it has characters that control a terminal."""
+    return name if name.isprintable() else repr(name)
+
+
 # A new project.
 
 
-def task_was_guessed(task: str, labels: int, told: bool) -> list[str]:
+def guessed_task(task: str) -> str:
     """Say that the task was guessed from the labels."""
-    if told or not labels:
-        return []
     other = "regression" if task == "classification" else "classification"
-    return [f"the task looks like {task} by the labels; say --task {task} to be sure, or --task {other}"]
+    return f"the task looks like {task} by the labels; say --task {task} to be sure, or --task {other}"
 
 
-def no_labels(kind: str, target: str) -> str:
+def no_labels(project: Project) -> str:
     """Say why there are no labels yet."""
-    has_columns = kind in ("table", "text")
-    reason = f"no labels, since the pool has no column {target!r}" if has_columns else "no labels yet"
-    return f"{reason}: all are to come"
+    has_columns = project.kind in ("table", "text")
+    return "no labels yet" + (f": the pool has no column {project.target!r}" if has_columns else "")
 
 
 def next_step(project: Path, unlabelled: int) -> str:
@@ -41,114 +43,106 @@ def next_step(project: Path, unlabelled: int) -> str:
     return f"choose the first batch with: coresift select {project} --batch-size {size} --out batch.csv"
 
 
+def first_labels(count: int) -> str:
+    """Say that the first labels count as drawn at random."""
+    labels = "label was" if count == 1 else f"{count:,} labels were"
+    return (
+        f"error estimates assume that the {labels} drawn at random from the pool; if somebody picked them, "
+        "create the project again with --hand-picked"
+    )
+
+
 def broken_images(images: Sequence[str]) -> list[str]:
-    """List images that are ignored."""
+    """List images that were left out."""
     if not images:
         return []
     return [f"images that cannot be read and were left out: {len(images):,}", *map(printable, images)]
 
 
-def first_labels(count: int, hand_picked: bool) -> list[str]:
-    """Say that the first labels count as drawn at random."""
-    if not count or hand_picked:
-        return []
-    labels = "label" if count == 1 else f"{count:,} labels"
-    return [
-        f"error estimates take the {labels} for drawn at random from the pool; if somebody picked them, make "
-        "the project again with --hand-picked"
-    ]
-
-
 # Labels.
 
 
-def ignored_cells(count: int, project: Project) -> list[str]:
+def ignored_cells(count: int, task: str) -> str | None:
     """Count cells with a word for no label."""
     if not count:
-        return []
-    hint = "; if it is a class, name it with --classes at init" if project.task == "classification" else ""
-    return [f"{count:,} cells ignored: their word (NA, null or the like) stands for no label{hint}"]
+        return None
+    hint = "; if it is a class, name it with --classes at init" if task == "classification" else ""
+    return f"{count:,} cells ignored: their word (NA, null or the like) means that there is no label{hint}"
 
 
-def corrections(replaced: Sequence[Correction], shown: int = limits.SHOWN_CORRECTIONS) -> list[str]:
+def corrections(replaced: Sequence[Correction], shown: int = limits.SHOWN_CORRECTIONS) -> str | None:
     """Name labels that were replaced."""
     if not replaced:
-        return []
-    more = f" and {len(replaced) - shown:,} more" if len(replaced) > shown else ""
-    return [f"corrected: {', '.join(map(_correction, replaced[:shown]))}{more}"]
+        return None
+    return f"corrected: {_listed(map(_correction, replaced[:shown]), len(replaced) - shown)}"
 
 
-def _correction(one: Correction) -> str:
-    after = "skipped" if one.after is None else _short(one.after)
-    by = f" by {_short(one.who)}" if one.who else ""
-    return f"{_short(one.id)} from {_short(one.before)} to {after}{by}"
+def _correction(correction: Correction) -> str:
+    after = "skipped" if correction.after is None else quoted(correction.after)
+    by = f" by {quoted(correction.who)}" if correction.who else ""
+    return f"{quoted(correction.id)} from {quoted(correction.before)} to {after}{by}"
 
 
-def alike_classes(alike: Sequence[Sequence[str]], counts: Mapping[str, int]) -> list[str]:
+def alike_classes(alike: Sequence[Sequence[str]], counts: Mapping[str, int]) -> str | None:
     """Name classes that may be one in several spellings."""
     if not alike:
-        return []
-    listed = (classes({name: counts[name] for name in names}) for names in alike[: limits.SHOWN_CLASSES])
-    return [
-        f"classes that differ by case or spaces alone: {'; '.join(listed)}; if they are meant to be one, "
+        return None
+    groups = (classes({name: counts[name] for name in names}) for names in alike[: limits.SHOWN_CLASSES])
+    return (
+        f"classes that differ only by case or spaces: {'; '.join(groups)}; if they are meant to be one, "
         "ingest a file that corrects them"
-    ]
+    )
 
 
-def new_classes(counts: Mapping[str, int], known: Sequence[str]) -> list[str]:
+def new_classes(counts: Mapping[str, int], known: Sequence[str]) -> str | None:
     """Name classes that no label had before, with known ones that may be meant."""
-    from coresift.labelling.labels import nearest_class
-
     if not counts:
-        return []
-    nearest = {name: nearest_class(name, known) for name in list(counts)[: limits.SHOWN_CLASSES]}
-    hints = {name: f", did you mean {_short(near)}?" for name, near in nearest.items() if near}
-    return [
-        f"new classes: {classes(counts, hints)}; if that is a mistake, correct the file and ingest it again"
-    ]
+        return None
+    listed = classes(counts, known)
+    return f"new classes: {listed}; if that is a mistake, correct the file and ingest it again"
 
 
-def classes(
-    counts: Mapping[str, int], hints: Mapping[str, str] | None = None, shown: int = limits.SHOWN_CLASSES
-) -> str:
-    """List classes with their numbers of labels, and with hints."""
-    hints = hints or {}
-    listed = (f"{_short(name)} ({count:,}{hints.get(name, '')})" for name, count in [*counts.items()][:shown])
-    more = f" and {len(counts) - shown:,} more" if len(counts) > shown else ""
-    return ", ".join(listed) + more
+def classes(counts: Mapping[str, int], known: Sequence[str] = (), shown: int = limits.SHOWN_CLASSES) -> str:
+    """List classes with their numbers of labels, each with the known class that may be meant."""
+    listed = []
+    for name in [*counts][:shown]:
+        near = nearest_class(name, known)
+        hint = f", did you mean {quoted(near)}?" if near else ""
+        listed.append(f"{quoted(name)} ({counts[name]:,}{hint})")
+    return _listed(listed, len(counts) - shown)
 
 
-def _short(name: str) -> str:
-    return repr(name if len(name) <= 60 else f"{name[:57]}...")
+def _listed(shown: Iterable[str], more: int) -> str:
+    return ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")
 
 
 # A batch.
 
 
-def batch(made: Round, again: bool, shortage: str | None) -> list[str]:
+def batch(made: Round, again: bool, shortage: str | None) -> list[str | None]:
     """Describe a batch: how it was chosen, and the forecast."""
-    note = " (chosen before, and nothing came in since)" if again else ""
+    note = " (the same batch again: no answer came in since)" if again else ""
     cold = (
-        "too few labels for a model yet, or all the same: this batch is spread over the pool by its features "
-        "alone"
+        "too few labels for a model, or all labels are the same: this batch is spread over the pool by the "
+        "features alone"
     )
     return [
         f"round {made.number}: {len(made.batch)} items by {made.strategy}, after {made.labels} labels{note}",
-        *([shortage] if shortage else []),
-        *([cold] if made.notes.get("cold") else []),
-        *_looked_at(made),
+        shortage,
+        cold if made.notes.get("cold") else None,
+        _candidates(made),
         *made.notes.get("worth", ()),
     ]
 
 
-def _looked_at(made: Round) -> list[str]:
+def _candidates(made: Round) -> str | None:
     """Say that a batch was chosen from a part of the pool."""
     seen, there = made.notes.get("candidates", 0), made.notes.get("open", 0)
     if seen >= there:
-        return []
+        return None
     # Without a model, --candidates changes nothing.
     hint = "" if made.notes.get("cold") else "; to look at all of them next time, add --candidates all"
-    return [f"looked at {seen:,} of {there:,} items without a label, drawn at random{hint}"]
+    return f"looked at {seen:,} of {there:,} items without a label, drawn at random{hint}"
 
 
 def shortage(project: Project, made: Round, out: Path | None) -> str | None:
@@ -164,21 +158,30 @@ def shortage(project: Project, made: Round, out: Path | None) -> str | None:
         return f"{some} left, not {wanted}; {undo}"
     if made.asked["budget"] is not None or made.asked["per_group"] is not None:
         return f"{some} within the limits, not {wanted}"
-    return f"{some} looked at, not {wanted}; --more brings further ones"
+    return f"{some} looked at, not {wanted}; --more chooses further items"
 
 
-def listed_ids(ids: Sequence[str], rest: str) -> list[str]:
-    """List ids, one in a line; of many the first, and how to see the rest."""
-    shown = limits.SHOWN_IDS
-    more = [f"... and {len(ids) - shown:,} more: {rest}"] if len(ids) > shown else []
-    return [*map(printable, ids[:shown]), *more]
+def where(project: Project, made: Round, out: Path | None) -> list[str]:
+    """Say where a batch is, and what is pending from earlier ones."""
+    folder, ids, shown = project.folder, [item.id for item in made.batch], limits.SHOWN_IDS
+    lists_all = f"coresift pending {folder} lists all"
+    lines = [f"written to {out}; fill in {project.target!r} and run: coresift ingest {folder} {out}"]
+    if out is None:
+        more = [f"... and {len(ids) - shown:,} more: {lists_all}"] if len(ids) > shown else []
+        to_file = f"write them to a file with: coresift pending {folder} --out batch.csv"
+        lines = [*map(printable, ids[:shown]), *more, to_file]
+    if earlier := len(project.pending()) - len(ids):
+        lines.append(f"still pending from earlier batches: {earlier:,}; {lists_all}")
+    return lines
 
 
 def lost_pool(project: Project, reason: str, out: Path) -> str:
     """Say that only the labels are exported, and how to go on."""
     parts = [reason, "only the labels are written, as the ledger has them"]
     if project.settings.reading.id is None and project.kind != "images":
-        parts.append("items are named by their row numbers: see that the rows of a new pool are the same")
+        parts.append(
+            "items are named by their row numbers: make sure that the rows of a new pool are the same"
+        )
     if out.suffix.lower() == ".csv":  # which is what init takes
-        parts.append(f"begin anew with: {project.new_project(str(out))}")
+        parts.append(f"begin a new project with: {project.new_project(str(out))}")
     return "; ".join(parts)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
+from coresift.errors import InputError
 from coresift.labelling.records import LARGEST
-from coresift.types import InputError
 
 PLAIN_NUMBERS = "decimals need a point, and thousands no separator"
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -52,18 +52,8 @@ _STYLE: Any = {
 # Pale, so that points are easy to see on it.
 _SURFACE = LinearSegmentedColormap.from_list("surface", ["#ffffff", "#d6e6f2", "#8fbcdb", "#4b8fc0"])
 
-Arguments = ParamSpec("Arguments")
-Returned = TypeVar("Returned")
-
-
-def styled(draw: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """Let a function draw or save figures in the one style.
-
-    >>> @styled
-    ... def empty() -> Figure:
-    ...     return Figure(figsize=(4, 3))
-    """
-    return matplotlib.rc_context(_STYLE)(draw)
+# A decorator: the function draws or saves its figures in this style.
+styled = matplotlib.rc_context(_STYLE)
 
 
 @styled
@@ -131,41 +121,37 @@ def curve_panels(
     >>> curve_panels([panel], "test RMSE").axes[0].get_yscale()
     'log'
     """
-    alone = len(panels) == 1
-    figure = Figure(figsize=(7.2 if alone else 5.4 * len(panels), 4.8))
+    width = 7.2 if len(panels) == 1 else 5.4 * len(panels)
+    figure = Figure(figsize=(width, 4.8))
     row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, panel in zip(row, panels, strict=True):
         _draw_panel(axes, panel, order)
         if level is not None:
             axes.axhline(level[1], color=SOFT, linestyle="--", linewidth=1.2, label=level[0])
-    axes, curves = row[0], [values for panel in panels for _, values in panel.curves.values()]
-    axes.set_ylabel(measure)
+    row[0].set_ylabel(measure)
+    curves = [values for panel in panels for _, values in panel.curves.values()]
     frame = _frame_later_values if accuracy else _frame_ratios
-    frame(axes, curves)
-    banded = any(len(values) > 1 for values in curves)
-    title = "bands: mean ± two standard errors" if banded else None
-    handles, names = axes.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3 if alone else 4, title=title)
+    frame(row[0], curves)
+    has_bands = any(len(values) > 1 for values in curves)
+    title = "bands: mean ± two standard errors" if has_bands else None
+    _legend_below(figure, row[0], ncols=3 if len(panels) == 1 else 4, title=title)
     return figure
 
 
 def _draw_panel(axes: Axes, panel: CurvePanel, order: Sequence[str]) -> None:
     numbers = {name: number for number, name in enumerate(dict.fromkeys([*order, *panel.curves]))}
     for name, (positions, values) in panel.curves.items():
-        number = numbers[name]
+        colour, marker = COLOURS[numbers[name] % len(COLOURS)], MARKERS[numbers[name] % len(MARKERS)]
         mean, band = values.mean(0), 2 * standard_error(values)
-        colour = COLOURS[number % len(COLOURS)]
-        axes.fill_between(positions, mean - band, mean + band, color=colour, alpha=0.13, linewidth=0)
-        look: Any = {"marker": MARKERS[number % len(MARKERS)], "ms": 4.5, "linewidth": 1.7}
-        axes.plot(positions, mean, color=colour, markevery=max(1, len(positions) // 12), label=name, **look)
+        _draw_band(axes, positions, mean - band, mean + band, colour)
+        every = max(1, len(positions) // 12)
+        look: Any = {"color": colour, "marker": marker, "ms": 4.5, "linewidth": 1.7, "markevery": every}
+        axes.plot(positions, mean, label=name, **look)
     axes.set_xlabel(panel.axis)
     if panel.stretched is None:
         axes.locator_params(axis="x", integer=True)
-    else:
-        _stretch(axes, panel.stretched)
-
-
-def _stretch(axes: Axes, end: int) -> None:
+        return
+    end = panel.stretched
     axes.set_xscale("symlog", linthresh=end, linscale=2)
     axes.axvline(end, color=SOFT, linestyle=":", linewidth=1.2)
     axes.xaxis.set_major_locator(FixedLocator([0, end // 2, end, 2 * end, 5 * end, 10 * end]))
@@ -173,10 +159,14 @@ def _stretch(axes: Axes, end: int) -> None:
     axes.xaxis.set_major_formatter("{x:g}")
 
 
+def _draw_band(axes: Axes, positions: Any, low: Floats, high: Floats, colour: str) -> None:
+    axes.fill_between(positions, low, high, color=colour, alpha=0.13, linewidth=0)
+
+
 def _frame_later_values(axes: Axes, curves: Sequence[Floats]) -> None:
     """Show all but the first value of each curve, with their bands."""
     later = [values[:, 1:] if values.shape[1] > 1 else values for values in curves]
-    low = min(float((each.mean(0) - 2 * np.nan_to_num(standard_error(each))).min()) for each in later)
+    low = min(float((values.mean(0) - 2 * np.nan_to_num(standard_error(values))).min()) for values in later)
     top = min(axes.get_ylim()[1], 1)
     axes.set_ylim(max(low - max(0.08 * (top - low), 0.001), 0), top)
 
@@ -189,6 +179,11 @@ def _frame_ratios(axes: Axes, curves: Sequence[Floats]) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter("{x:g}")
+
+
+def _legend_below(figure: Figure, axes: Axes, **look: Any) -> None:
+    """Make one legend for the figure, from the labels of one of its panels."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", **look)
 
 
 @styled
@@ -209,7 +204,10 @@ def error_with_forecast(
     _draw_forecast(axes, random, last, COLOURS[-1], "random labels")
     _draw_forecast(axes, fitted, last, COLOURS[0], "fitted curve with its interval")
     if measured:
-        _draw_measured(axes, measured)
+        labels, errors, low, high = _columns(measured)
+        look: Any = {"color": COLOURS[1], "marker": "o", "ms": 5, "linestyle": "", "elinewidth": 1.4}
+        bars = np.abs([errors - low, high - errors])
+        axes.errorbar(labels, errors, bars, capsize=3, label="measured by cross-validation", **look)
     if fitted and fitted[-1].labels > last > 0:
         axes.axvline(last, color=SOFT, linestyle=":", linewidth=1.2)
     axes.locator_params(axis="x", integer=True)
@@ -230,22 +228,14 @@ def _draw_forecast(axes: Axes, points: Sequence[CurvePoint], last: int, colour: 
     future = [*past[-1:], *points[len(past) :]]
     for part, dashes in ((past, "-"), (future, (0, (3, 2)))):
         labels, errors, low, high = _columns(part)
-        axes.fill_between(labels, low, high, color=colour, alpha=0.13, linewidth=0)
+        _draw_band(axes, labels, low, high, colour)
         axes.plot(labels, errors, color=colour, linestyle=dashes)
     axes.plot([], [], color=colour, label=name)
 
 
-def _draw_measured(axes: Axes, points: Sequence[CurvePoint]) -> None:
-    labels, errors, low, high = _columns(points)
-    bars = np.abs([errors - low, high - errors])
-    look: Any = {"color": COLOURS[1], "marker": "o", "ms": 5, "linestyle": "", "elinewidth": 1.4}
-    axes.errorbar(labels, errors, bars, capsize=3, label="measured by cross-validation", **look)
-
-
 def _columns(points: Sequence[CurvePoint]) -> Floats:
     """(4, n) labels, errors and both ends of the intervals."""
-    rows = [(point.labels, point.error, point.low, point.high) for point in points]
-    return np.array(rows, dtype=float).reshape(-1, 4).T
+    return np.array([astuple(point) for point in points], dtype=float).reshape(-1, 4).T
 
 
 # Batches in the plane.
@@ -287,7 +277,7 @@ def batch_picture(panels: Sequence[BatchPanel], plane: Plane) -> Figure:
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _draw_plane(axes, plane, panel)
         axes.set_xlabel(panel.note, loc="left")
-    _shared_legend(figure, axes)
+    _legend_below(figure, axes, ncols=5, handletextpad=0.4)
     return figure
 
 
@@ -299,20 +289,16 @@ def growing_batches(rows: Mapping[str, Sequence[BatchPanel]], plane: Plane) -> F
     """
     shape = len(rows), len(next(iter(rows.values())))
     figure = Figure(figsize=(3.1 * shape[1], 3.35 * shape[0] + 0.3))
+    look: Any = {"ha": "center", "va": "center", "fontsize": 9, "fontweight": "bold"}
+    look["path_effects"] = [withStroke(linewidth=2, foreground="white")]
     for (name, panels), row in zip(rows.items(), figure.subplots(*shape, squeeze=False), strict=True):
         row[0].set_ylabel(name, fontsize=12)
         for axes, panel in zip(row, panels, strict=True):
             _draw_plane(axes, plane, panel, size=45)
-            _number_points(axes, panel.batch, plane)
-    _shared_legend(figure, axes)
+            for number, position in enumerate(_label_positions(panel.batch, plane), 1):
+                axes.text(position[0], position[1], str(number), **look)
+    _legend_below(figure, axes, ncols=5, handletextpad=0.4)
     return figure
-
-
-def _number_points(axes: Axes, batch: Floats, plane: Plane) -> None:
-    look: Any = {"ha": "center", "va": "center", "fontsize": 9, "fontweight": "bold"}
-    look["path_effects"] = [withStroke(linewidth=2, foreground="white")]
-    for number, position in enumerate(_label_positions(batch, plane), 1):
-        axes.text(position[0], position[1], str(number), **look)
 
 
 def _label_positions(points: Floats, plane: Plane) -> Floats:
@@ -329,14 +315,13 @@ def _label_positions(points: Floats, plane: Plane) -> Floats:
 
 
 def _draw_plane(axes: Axes, plane: Plane, panel: BatchPanel, size: float = 85) -> None:
-    extent = plane.extent
+    ends = -plane.extent, plane.extent
     axes.set_title(panel.title)
     axes.grid(False)
-    axes.set(aspect="equal", xticks=[], yticks=[], xlim=(-extent, extent), ylim=(-extent, extent))
+    axes.set(aspect="equal", xticks=[], yticks=[], xlim=ends, ylim=ends)
     axes.spines[:].set(visible=True, color="#c9d1da")
-    sides = -extent, extent, -extent, extent
-    axes.imshow(panel.surface, extent=sides, origin="lower", cmap=_SURFACE, aspect="equal")
-    grid = np.linspace(-extent, extent, len(plane.boundary))
+    axes.imshow(panel.surface, extent=(*ends, *ends), origin="lower", cmap=_SURFACE, aspect="equal")
+    grid = np.linspace(*ends, len(plane.boundary))
     axes.contour(grid, grid, plane.boundary, levels=[0], colors=INK, linestyles="--", linewidths=1.2)
     axes.plot([], [], color=INK, linestyle="--", linewidth=1.2, label="decision boundary")
     scatter(axes, plane.pool, s=7, color=SOFT, alpha=0.55, linewidths=0, label="pool")
@@ -350,8 +335,3 @@ def _draw_plane(axes: Axes, plane: Plane, panel: BatchPanel, size: float = 85) -
 def scatter(axes: Axes, points: Floats, **look: Any) -> None:
     """Draw points (n, 2)."""
     axes.scatter(points[:, 0], points[:, 1], **look)
-
-
-def _shared_legend(figure: Figure, axes: Axes) -> None:
-    handles, names = axes.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names), handletextpad=0.4)

@@ -30,25 +30,18 @@ GLYPHS: dict[Any, str] = {
 
 
 def item_map(items: Sequence[PlacedItem], about: str) -> Markup:
-    """Draw the items, the batch first. Without its script, the drawing is complete except for the details.
-
-    All items of one state share one SVG path, so that thousands are drawn fast.
-    """
+    """Draw the items, the batch first. Without its script, the drawing is complete except for the details."""
     index = {item.id: number for number, item in enumerate(items)}
-    columns, images = column_names(items), _thumbnails(items, index)
-    entries, marks = [], []
-    paths: dict[str, str] = dict.fromkeys(reversed(GLYPHS), "")
-    for number, (item, (x, y)) in enumerate(zip(items, _coordinates(items), strict=True)):
-        entries.append({"x": x, "y": y, **_details(item, columns, index), **images.get(number, {})})
-        if item.rank is None:
-            paths[item.state] += f"M{x:g} {y:g}{GLYPHS[item.state]}"
-        else:
-            circle = f'<circle r="9"/><text>{item.rank}</text>'
-            marks.append(f'<g class="batch" transform="translate({x:g} {y:g})">{circle}</g>')
+    columns, images, coordinates = column_names(items), _thumbnails(items), _coordinates(items)
+    entries = [
+        {"x": x, "y": y, **_details(item, columns, index), **images.get(item.id, {})}
+        for item, (x, y) in zip(items, coordinates, strict=True)
+    ]
+    data = _json({"columns": [*map(cut, columns)], "items": entries})
+    paths, marks = _drawing(items, coordinates)
     drawing = "".join(f'<path class="{state}" d="{path}"/>' for state, path in paths.items() if path)
     names = {"batch": "batch, numbered by rank"} if marks else {}
     names |= {state: state for state in GLYPHS if paths[state]}
-    data = _json({"columns": [*map(cut, columns)], "items": entries})
     html = (
         f'<div class="map"><svg viewBox="0 0 {WIDTH} {HEIGHT}" tabindex="0" role="application" '
         'aria-label="Map of the pool: arrow keys go from item to item, the batch first">'
@@ -59,6 +52,20 @@ def item_map(items: Sequence[PlacedItem], about: str) -> Markup:
     )
     lines = " Lines connect an item of the batch with items that it represents." if marks else ""
     return Markup(html, about + lines, script=asset("map.js"))
+
+
+def _drawing(
+    items: Sequence[PlacedItem], coordinates: Sequence[tuple[float, float]]
+) -> tuple[dict[str, str], list[str]]:
+    """Draw each state as one SVG path, so that thousands are drawn fast, and the batch as marks."""
+    paths, marks = dict.fromkeys(reversed(GLYPHS), ""), []
+    for item, (x, y) in zip(items, coordinates, strict=True):
+        if item.rank is None:
+            paths[item.state] += f"M{x:g} {y:g}{GLYPHS[item.state]}"
+        else:
+            circle = f'<circle r="9"/><text>{item.rank}</text>'
+            marks.append(f'<g class="batch" transform="translate({x:g} {y:g})">{circle}</g>')
+    return paths, marks
 
 
 def legend(names: Mapping[Any, str]) -> str:
@@ -72,23 +79,18 @@ def legend(names: Mapping[Any, str]) -> str:
 
 def _details(item: PlacedItem, columns: Sequence[str], index: Mapping[str, int]) -> dict[str, Any]:
     """Collect what the script shows of an item."""
-    entry: dict[str, Any] = {"id": cut(item.id), "state": item.state}
+    entry = {"id": cut(item.id), "state": item.state}
     if item.rank is None:
         return entry | {"text": described(item, columns, limits.OTHER_TEXT)}
-    entry["why"] = _reason(item)
-    entry["near"] = [index.get(other, cut(other)) for other in item.stands_for]
-    return entry | {"text": described(item, columns, limits.BATCH_TEXT)}
-
-
-def _reason(item: PlacedItem) -> str:
-    """Say in a few words how an item came into the batch."""
-    parts = [
+    why = [
         f"Number {item.rank} of the batch",
         "" if item.weight is None else f"weight {formatted(item.weight)}",
         "" if item.share is None else f"represents {item.share:.1%} of the pool",
         "" if item.predicted is None else f"predicted {prediction(item)}",
     ]
-    return ", ".join(filter(None, parts))
+    near = [index.get(other, cut(other)) for other in item.stands_for]
+    text = described(item, columns, limits.BATCH_TEXT)
+    return entry | {"why": ", ".join(filter(None, why)), "near": near, "text": text}
 
 
 def _coordinates(items: Sequence[PlacedItem]) -> list[tuple[float, float]]:
@@ -99,30 +101,29 @@ def _coordinates(items: Sequence[PlacedItem]) -> list[tuple[float, float]]:
     return [(x, y) for x, y in drawn.round(1).tolist()]
 
 
-def _thumbnails(
-    items: Sequence[PlacedItem], index: Mapping[str, int], room: int = limits.THUMBNAILS
-) -> dict[int, dict[str, str]]:
-    """Make thumbnails of the batch, then of what it represents, while there is room: number -> its image."""
+def _thumbnails(items: Sequence[PlacedItem], room: int = limits.THUMBNAILS) -> dict[str, dict[str, str]]:
+    """Make thumbnails of the batch, then of what it represents, while there is room: id -> its image."""
+    paths = {item.id: item.description["image"] for item in items if item.description.get("image")}
     batch = [item for item in items if item.rank is not None]
-    wanted = [*(item.id for item in batch), *(other for item in batch for other in item.stands_for)]
-    thumbnails: dict[int, dict[str, str]] = {}
-    for number in dict.fromkeys(index[one] for one in wanted if one in index):
-        path = items[number].description.get("image")
-        if room > 0 and path and (image := _thumbnail(Path(path))):
-            thumbnails[number] = {"image": image}
+    wanted = dict.fromkeys([item.id for item in batch] + [id_ for item in batch for id_ in item.stands_for])
+    thumbnails = {}
+    for id_ in filter(paths.__contains__, wanted):
+        image = _thumbnail(Path(paths[id_])) if room > 0 else ""
+        if image:
+            thumbnails[id_] = {"image": image}
             room -= len(image)
     return thumbnails
 
 
-def _thumbnail(path: Path, side: int = limits.THUMBNAIL) -> str | None:
-    """Make a small copy of an image; ``None`` where it cannot be read."""
+def _thumbnail(path: Path, side: int = limits.THUMBNAIL) -> str:
+    """Make a small copy of an image; empty where it cannot be read."""
     buffer = io.BytesIO()
     try:
         with open_image(path) as image:
             image.thumbnail((side, side))
             small = ImageOps.exif_transpose(image).convert("RGBA")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return None
+        return ""
     Image.alpha_composite(Image.new("RGBA", small.size, "white"), small).convert("RGB").save(buffer, "JPEG")
     return data_uri("image/jpeg", buffer.getvalue())
 

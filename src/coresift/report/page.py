@@ -6,10 +6,10 @@ import base64
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, singledispatch
+from functools import cache
 from html import escape
 from importlib import resources
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from matplotlib.figure import Figure
 
@@ -23,18 +23,46 @@ class Heading:
 
     text: str
 
+    def to_html(self) -> str:
+        return f"<h2>{escape(self.text)}</h2>"
+
+    def to_markdown(self) -> str:
+        return f"## {self.text}"
+
 
 @dataclass(frozen=True)
 class Table:
     """Holds rows under column names; the first column names the rows.
 
-    Cells are aligned to the right or, with ``words``, to the left.
+    Cells are aligned to the right or, with ``words``, to the left. HTML folds a cell with a long text.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str
     words: bool = False
+
+    def to_html(self) -> str:
+        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.columns)
+        rows = []
+        for row in self.rows:
+            first, *cells = map(_cell, row)
+            rows.append(
+                f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+            )
+        kind = ' class="words"' if self.words else ""
+        # The wrapper scrolls where a phone is narrower than the table.
+        return (
+            f'<div class="wide"><table{kind}><caption>{escape(self.caption)}</caption>\n'
+            f"<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(rows) + "\n</tbody></table></div>"
+        )
+
+    def to_markdown(self) -> str:
+        head, *rows = (
+            f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in (self.columns, *self.rows)
+        )
+        rule = "|---|" + "--:|" * (len(self.columns) - 1)
+        return "\n".join([self.caption, "", head, rule, *rows])
 
 
 @dataclass(frozen=True)
@@ -44,6 +72,15 @@ class Picture:
     figure: Figure
     caption: str
     file: str = ""
+
+    def to_html(self) -> str:
+        # As an image, not as SVG elements of the page: otherwise names inside two figures could clash.
+        image = data_uri("image/svg+xml", to_svg(self.figure).encode())
+        caption = escape(self.caption)
+        return f'<figure><img alt="{caption}" src="{image}"><figcaption>{caption}</figcaption></figure>'
+
+    def to_markdown(self) -> str:
+        return f"![{self.caption}]({self.file})"
 
 
 @dataclass(frozen=True)
@@ -58,7 +95,14 @@ class Markup:
     style: str = ""
     script: str = ""
 
+    def to_html(self) -> str:
+        return f"<figure>{self.html}<figcaption>{escape(self.caption)}</figcaption></figure>"
 
+    def to_markdown(self) -> str:
+        return self.caption
+
+
+# A string is a paragraph.
 Part: TypeAlias = str | Heading | Table | Picture | Markup
 
 
@@ -69,7 +113,7 @@ def asset(name: str) -> str:
 
 
 def page(title: str, parts: Iterable[Part]) -> str:
-    """Make a whole HTML document. A string becomes a paragraph; all text is escaped.
+    """Make a whole HTML document; all text is escaped.
 
     A content security policy forbids the browser to load anything, and to run any script but those of the
     parts. User data that slipped through unescaped would still do nothing.
@@ -78,80 +122,21 @@ def page(title: str, parts: Iterable[Part]) -> str:
     True
     """
     parts = list(parts)
-    scripts = _different(part.script for part in parts if isinstance(part, Markup))
-    styles = _different(part.style for part in parts if isinstance(part, Markup))
-    hashes = [_base64(hashlib.sha256(script.encode()).digest()) for script in scripts]
+    markups = [part for part in parts if isinstance(part, Markup)]
+    styles = dict.fromkeys(part.style for part in markups)
+    scripts = dict.fromkeys(part.script for part in markups if part.script)
+    body = [f"<p>{escape(part)}</p>" if isinstance(part, str) else part.to_html() for part in parts]
     return _PAGE.format(
         title=escape(title),
-        scripts=" ".join(f"'sha256-{value}'" for value in hashes) or "'none'",
+        scripts=" ".join(map(_allowed, scripts)) or "'none'",
         style=asset("page.css") + "".join(styles),
-        body="\n".join([*map(_to_html, parts), *(f"<script>{script}</script>" for script in scripts)]),
+        body="\n".join([*body, *(f"<script>{script}</script>" for script in scripts)]),
     )
 
 
-def _different(texts: Iterable[str]) -> list[str]:
-    return [text for text in dict.fromkeys(texts) if text]
-
-
-def _base64(content: bytes) -> str:
-    return base64.b64encode(content).decode()
-
-
-def data_uri(kind: str, content: bytes) -> str:
-    """Write a file of a MIME type into an address.
-
-    >>> data_uri("text/plain", b"abc")
-    'data:text/plain;base64,YWJj'
-    """
-    return f"data:{kind};base64,{_base64(content)}"
-
-
-@singledispatch
-def _to_html(part: Any) -> str:
-    return f"<p>{escape(part)}</p>"
-
-
-@_to_html.register
-def _(part: Heading) -> str:
-    return f"<h2>{escape(part.text)}</h2>"
-
-
-@_to_html.register
-def _(part: Markup) -> str:
-    return f"<figure>{part.html}<figcaption>{escape(part.caption)}</figcaption></figure>"
-
-
-@_to_html.register
-def _(part: Picture) -> str:
-    # As an image, not as SVG elements of the page: otherwise names inside two figures could clash.
-    image = data_uri("image/svg+xml", to_svg(part.figure).encode())
-    caption = escape(part.caption)
-    return f'<figure><img alt="{caption}" src="{image}"><figcaption>{caption}</figcaption></figure>'
-
-
-@_to_html.register
-def _(part: Table) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in part.columns)
-    kind = ' class="words"' if part.words else ""
-    # The wrapper scrolls where a phone is narrower than the table.
-    return (
-        f'<div class="wide"><table{kind}><caption>{escape(part.caption)}</caption>\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n"
-        + "\n".join(map(_table_row, part.rows))
-        + "\n</tbody></table></div>"
-    )
-
-
-def _table_row(row: Sequence[str]) -> str:
-    first, *cells = map(_cell, row)
-    return f'<tr><th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-
-
-def _cell(text: str, longest: int = limits.CELL) -> str:
-    """Fold a long text: it shows its beginning, and all of it when opened."""
-    if len(text) <= longest:
-        return escape(text)
-    return f"<details><summary>{escape(text[:longest])}…</summary>{escape(text)}</details>"
+def _allowed(script: str) -> str:
+    """Name a script in the content security policy."""
+    return f"'sha256-{_base64(hashlib.sha256(script.encode()).digest())}'"
 
 
 def markdown(title: str, parts: Iterable[Part]) -> str:
@@ -167,32 +152,28 @@ def markdown(title: str, parts: Iterable[Part]) -> str:
     | b | 1 |
     <BLANKLINE>
     """
-    return "\n\n".join([f"# {title}", *map(_to_markdown, parts)]) + "\n"
+    body = [part if isinstance(part, str) else part.to_markdown() for part in parts]
+    return "\n\n".join([f"# {title}", *body]) + "\n"
 
 
-@singledispatch
-def _to_markdown(part: Any) -> str:
-    return part if isinstance(part, str) else str(part.caption)
+def data_uri(kind: str, content: bytes) -> str:
+    """Write a file of a MIME type into an address.
+
+    >>> data_uri("text/plain", b"abc")
+    'data:text/plain;base64,YWJj'
+    """
+    return f"data:{kind};base64,{_base64(content)}"
 
 
-@_to_markdown.register
-def _(part: Heading) -> str:
-    return f"## {part.text}"
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
-@_to_markdown.register
-def _(part: Picture) -> str:
-    return f"![{part.caption}]({part.file})"
-
-
-@_to_markdown.register
-def _(part: Table) -> str:
-    rule = "|---|" + "--:|" * (len(part.columns) - 1)
-    return "\n".join([part.caption, "", _line(part.columns), rule, *map(_line, part.rows)])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+def _cell(text: str, longest: int = limits.CELL) -> str:
+    """Fold a long text: it shows its beginning, and all of it when opened."""
+    if len(text) <= longest:
+        return escape(text)
+    return f"<details><summary>{escape(text[:longest])}…</summary>{escape(text)}</details>"
 
 
 _PAGE = """<!doctype html>

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from coresift import limits
 from coresift.atomic import write_text
-from coresift.labelling.records import PlacedItem, ProjectReport, Round, State
+from coresift.labelling.records import PlacedItem, ProjectReport, State
 from coresift.report.figures import error_with_forecast
 from coresift.report.item_map import (
     GLYPHS,
@@ -51,18 +51,18 @@ def project_page(report: ProjectReport) -> str:
     """
     batch = sorted((item for item in report.map if item.rank is not None), key=lambda item: item.rank or 0)
     pending = [item for item in batch if item.state == "pending"]
-    top: list[Part] = [_summary(report, len(batch), len(pending)), _states(report.counts)]
+    is_answered = bool(batch) and not pending
+    parts: list[Part] = [_summary(report, len(batch), len(pending)), _states(report.counts)]
+    forecast: list[Part] = [*_dated(report, is_answered), *report.worth]
     curve: list[Part] = [Heading("Learning curve"), *_curve(report)]
-    if batch and not pending:
-        # Its forecasts are shown with it: at the top they would look as if they were to come.
-        parts = [*top, *curve, Heading("The last batch"), *_finished_batch(report, batch)]
+    if is_answered:
+        # Its forecast is shown with it: at the top it would look as if it were to come.
+        parts += [*curve, Heading("The last batch"), *forecast]
     else:
-        current = not report.rounds or report.rounds[-1].labels == report.counts.get("labelled", 0)
-        forecast: list[Part] = [*([] if current else _dated(report)), *report.worth]
-        shown: list[Part] = [Heading("What to label next, and why"), *_open_batch(report, batch, pending)]
-        parts = [*top, *forecast, *curve, *shown]
-    parts += [Heading("Labels so far"), *_labels(report), Heading("Rounds"), *_rounds(report)]
-    return page(f"{cut(report.name)}: labelling report", [*parts, *_settings(report.settings)])
+        parts += [*forecast, *curve, Heading("What to label next, and why")]
+    parts += [*_batch(report, batch, pending), Heading("Labels so far"), *_labels(report)]
+    parts += [Heading("Rounds"), *_rounds(report), *_settings(report.settings)]
+    return page(f"{cut(report.name)}: labelling report", parts)
 
 
 # The top.
@@ -113,11 +113,13 @@ def _when_measured(report: ProjectReport, trained: int) -> str:
     )
 
 
-def _dated(report: ProjectReport) -> list[Part]:
-    """Say from which round the figures are."""
+def _dated(report: ProjectReport, is_answered: bool) -> list[Part]:
+    """Say from which round the figures are, unless nothing came in since."""
     if not report.rounds or not (report.worth or report.curve):
         return []
     last = report.rounds[-1]
+    if last.labels == report.counts.get("labelled", 0) and not is_answered:
+        return []
     return [
         f"These figures are from round {last.number}, when there were {last.labels:,} labels. The next "
         "coresift select updates them."
@@ -144,30 +146,27 @@ def _curve(report: ProjectReport) -> list[Part]:
 # The batch.
 
 
-def _finished_batch(report: ProjectReport, batch: Sequence[PlacedItem]) -> list[Part]:
-    """Show a batch without pending items, and its forecast."""
-    others = [item for item in report.map if item.rank is None]
-    table = _batch_table(batch, "In the order of choice; none of these items is pending.")
-    return [*_dated(report), *report.worth, *_earlier(report, 0), *_drawn(report, [*batch, *others]), table]
+def _batch(report: ProjectReport, batch: Sequence[PlacedItem], pending: Sequence[PlacedItem]) -> list[Part]:
+    """Show the pending items of a batch or, if none is pending, all of it."""
+    shown = pending or batch
+    parts = [*_earlier(report, len(pending)), *_map(report, shown)]
+    if shown:
+        return [*parts, _batch_table(shown, _caption(len(pending), len(batch)))]
+    why = "all batches were withdrawn" if report.rounds else "no batch has been chosen"
+    return [*parts, f"There is nothing to label: {why}."]
 
 
-def _open_batch(
-    report: ProjectReport, batch: Sequence[PlacedItem], pending: Sequence[PlacedItem]
-) -> list[Part]:
-    """Show the pending items of a batch; its other items are on the map like items outside the batch."""
-    others = [
-        replace(item, rank=None, weight=None, stands_for=(), share=None, predicted=None)
-        for item in report.map
-        if item.rank is None or item.state != "pending"
-    ]
-    parts = [*_earlier(report, len(pending)), *_drawn(report, [*pending, *others])]
-    if not pending:
-        why = "all batches were withdrawn" if report.rounds else "no batch has been chosen"
-        return [*parts, f"There is nothing to label: {why}."]
-    caption = "The batch, in the order of choice."
-    if len(pending) < len(batch):
-        caption += f" {len(batch) - len(pending):,} of its {len(batch):,} items are no longer pending."
-    return [*parts, _batch_table(pending, caption)]
+def _map(report: ProjectReport, shown: Sequence[PlacedItem]) -> list[Part]:
+    """Draw the map; items of the batch that are not shown look like items outside the batch."""
+    ids = {item.id for item in shown}
+    items = [*shown, *(replace(item, rank=None) for item in report.map if item.id not in ids)]
+    placed = [item for item in items if math.isfinite(item.x) and math.isfinite(item.y)]
+    return [item_map(placed, report.map_about)] if placed else []
+
+
+def _caption(pending: int, size: int) -> str:
+    gone = f" {size - pending:,} of its {size:,} items are no longer pending." if pending < size else ""
+    return "The batch, in the order of choice." + (gone if pending else " None of its items is pending.")
 
 
 def _earlier(report: ProjectReport, pending: int) -> list[Part]:
@@ -178,25 +177,26 @@ def _earlier(report: ProjectReport, pending: int) -> list[Part]:
     return [f"{count:,} items of earlier batches are still pending; coresift pending lists them."]
 
 
-def _drawn(report: ProjectReport, items: Sequence[PlacedItem]) -> list[Part]:
-    placed = [item for item in items if math.isfinite(item.x) and math.isfinite(item.y)]
-    return [item_map(placed, report.map_about)] if placed else []
-
-
 def _batch_table(batch: Sequence[PlacedItem], caption: str) -> Table:
     """List the batch; columns that are empty for all items are left out."""
-    columns = {"id": [cut(item.id) for item in batch], "rank": [str(item.rank) for item in batch]}
-    optional = {
-        "weight": [formatted(item.weight) for item in batch],
-        "share": [formatted(item.share, ".1%") for item in batch],
-        "predicted": [prediction(item) for item in batch],
+    facts = [_facts(item) for item in batch]
+    shown = [name for name in facts[0] if {row[name] for row in facts} != {"-"}]
+    explained = [_EXPLAINED[name] for name in shown if name in _EXPLAINED]
+    columns = column_names(batch)[: limits.COLUMNS]
+    rows = [
+        [cut(item.id), *(row[name] for name in shown), *described(item, columns, limits.BATCH_TEXT)]
+        for item, row in zip(batch, facts, strict=True)
+    ]
+    return Table(["id", *shown, *map(cut, columns)], rows, " ".join([caption, *explained]), words=True)
+
+
+def _facts(item: PlacedItem) -> dict[str, str]:
+    return {
+        "rank": str(item.rank),
+        "weight": formatted(item.weight),
+        "share": formatted(item.share, ".1%"),
+        "predicted": prediction(item),
     }
-    columns |= {name: cells for name, cells in optional.items() if {*cells} != {"-"}}
-    captions = [caption, *(text for name, text in _EXPLAINED.items() if name in columns)]
-    names = column_names(batch)[: limits.COLUMNS]
-    texts = [described(item, names, limits.BATCH_TEXT) for item in batch]
-    rows = [[*values, *row] for values, row in zip(zip(*columns.values(), strict=True), texts, strict=True)]
-    return Table([*columns, *map(cut, names)], rows, " ".join(captions), words=True)
 
 
 # Labels and rounds.
@@ -234,23 +234,21 @@ def _histogram(values: Sequence[float]) -> list[tuple[str, int]]:
 def _rounds(report: ProjectReport) -> list[Part]:
     if not report.rounds:
         return ["No batch has been chosen yet."]
-    withdrawn = ["withdrawn"] if report.withdrawn else []
-    columns = ["round", "when", "strategy", "labels before", "batch", "answered", *withdrawn, "seconds"]
-    rows = [_round_row(report, made) for made in report.rounds]
-    return [Table(columns, rows, "The batches, with the seconds it took to choose each.")]
-
-
-def _round_row(report: ProjectReport, made: Round) -> list[str]:
-    return [
-        str(made.number),
-        f"{datetime.fromisoformat(made.at):%Y-%m-%d %H:%M %Z}",
-        cut(made.strategy),
-        f"{made.labels:,}",
-        f"{len(made.batch):,}",
-        formatted(report.answered.get(made.number), ","),
-        *([f"{report.withdrawn.get(made.number, 0):,}"] if report.withdrawn else []),
-        f"{made.seconds:.1f}",
+    rows = [
+        {
+            "round": str(made.number),
+            "when": f"{datetime.fromisoformat(made.at):%Y-%m-%d %H:%M %Z}",
+            "strategy": cut(made.strategy),
+            "labels before": f"{made.labels:,}",
+            "batch": f"{len(made.batch):,}",
+            "answered": formatted(report.answered.get(made.number), ","),
+            **({"withdrawn": f"{report.withdrawn.get(made.number, 0):,}"} if report.withdrawn else {}),
+            "seconds": f"{made.seconds:.1f}",
+        }
+        for made in report.rounds
     ]
+    caption = "The batches, with the seconds it took to choose each."
+    return [Table([*rows[0]], [[*row.values()] for row in rows], caption)]
 
 
 def _settings(settings: Mapping[str, str]) -> list[Part]:
