@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable
 from numbers import Real
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -182,56 +180,6 @@ def check_classes(num_classes: int) -> None:
         raise InputError("at least two classes are needed, the model predicts one")
 
 
-def held_bytes() -> int:
-    """Return how many bytes the process holds besides the libraries, such as the caller's arrays.
-
-    Files that are mapped into memory do not count. Where the system does not tell, it is zero.
-    """
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        kilobytes = sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
-    except (OSError, ValueError, IndexError):
-        return 0
-    return max(1024 * kilobytes - limits.IMPORTED_BYTES, 0)
-
-
-def check_memory(memory: int | str | None, size: int, held: int = 0) -> int | None:
-    """Return what is left of a memory limit in bytes, where the process holds ``held`` already.
-
-    Raise where that is too little for a pool of ``size`` points.
-
-    >>> check_memory("2GB", 1000), check_memory("512 MB", 1000), check_memory(None, 1000)
-    (2000000000, 512000000, None)
-    """
-    if memory is None:
-        return None
-    limit = _parse_bytes(memory)
-    if limit <= 0:
-        raise InputError(f"memory is {shown(memory)}, expected '2GB', '500MB' or a number of bytes")
-    least = limits.LIBRARY_BYTES + 4 * size  # a few bytes for each point
-    if limit - held < least:
-        besides = f", and the process holds {as_bytes(held)} already" if held else ""
-        raise InputError(
-            f"memory is {memory!r}, but a pool of {size:,} points needs at least {least / 1e9:.1f} GB"
-            + besides
-        )
-    return limit - held
-
-
-def _parse_bytes(memory: int | str) -> int:
-    """Return the number of bytes that ``memory`` names, or 0 where it names none."""
-    if isinstance(memory, bool):
-        return 0
-    match = re.fullmatch(r"([\d.]+(?:E\+?\d+)?) ?([KMGT]?)(I?)B?", str(memory).strip().upper(), re.ASCII)
-    if match is None:
-        return 0
-    unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
-    try:
-        return int(float(match[1]) * unit)
-    except (ValueError, OverflowError):  # for example "1.2.3GB" and "1e400"
-        return 0
-
-
 def check_room(size: int, bytes_per_point: int, memory: int | None, advice: str) -> None:
     """Raise where ``size`` points of so many bytes, with the libraries, need more than ``memory`` bytes."""
     needed = limits.LIBRARY_BYTES + bytes_per_point * size
@@ -249,3 +197,14 @@ def as_bytes(number: float) -> str:
     ('4.2 GB', '0.1 MB')
     """
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
+
+
+def make_generator(seed: int | torch.Generator) -> torch.Generator:
+    """Return a CPU generator for a seed; a generator is returned as it is, and advances with use."""
+    if isinstance(seed, torch.Generator):
+        return seed
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise InputError(f"seed is {shown(seed)}, expected an integer or a torch.Generator")
+    if not -(2**63) <= int(seed) < 2**64:
+        raise InputError(f"seed is {seed}, expected a number of at most 64 bits")
+    return torch.Generator().manual_seed(int(seed))

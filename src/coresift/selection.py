@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,15 +14,17 @@ from torch import Tensor
 
 from coresift.checks import (
     check_budget,
+    check_choice,
     check_finite,
+    check_index,
     check_integer,
-    check_memory,
     check_probabilities,
     check_shape,
-    held_bytes,
+    make_generator,
 )
 from coresift.errors import InputError, shown
 from coresift.limits import SWAPPED_AXES
+from coresift.memory import check_memory, held_bytes, left_for_space
 from coresift.pool import ArrayPool, Pool, PoolLike, as_array, as_float, as_pool
 from coresift.posteriors.base import Posterior
 from coresift.posteriors.network import split_last_layer
@@ -30,7 +32,7 @@ from coresift.posteriors.samples import ClassSamples, GaussianSamples
 from coresift.spaces.problem import Problem, default_num_samples
 from coresift.strategies import DEFAULT, STRATEGIES, Strategy, find_strategy
 from coresift.threads import enough_threads
-from coresift.types import Batch, make_generator
+from coresift.types import Batch
 
 _OPTION = "pass strategy=find_strategy(name, {0}=...)"
 _RESOURCE = "pass resources=Resources({0}=...)"
@@ -63,10 +65,8 @@ class Resources:
     num_workers: int | None = None
 
     def __post_init__(self) -> None:
-        if self.engine is not None and not (isinstance(self.engine, str) and self.engine == "ray"):
-            raise InputError(
-                f"engine is {shown(self.engine)}, expected 'ray', or None for this process alone"
-            )
+        if self.engine is not None:
+            check_choice(self.engine, ["ray"], "engine")
         if self.num_workers is not None:
             if self.engine is None:
                 raise InputError("num_workers= goes with engine='ray'")
@@ -126,6 +126,9 @@ def select(
     if resources.engine == "ray":
         return _select_on_ray(method, problem, budget, pending, exclude, resources.num_workers)
     with enough_threads(len(problem.pool) * problem.num_samples):
+        if problem.memory is not None:
+            taken = budget + len(check_index(pending, len(problem.pool), "pending"))
+            problem = replace(problem, memory=left_for_space(problem.memory, method, problem, taken))
         return method.run(problem, budget, pending, exclude)
 
 
@@ -151,7 +154,7 @@ def _problem(
     from_predictions = given.probs is not None or given.means is not None
     of_pool = given.pool if given.features is None and from_predictions else given.features
     features, labelled_features = _features(of_pool, len(source))
-    memory = check_memory(resources.memory, len(source), held)
+    memory = None if resources.memory is None else check_memory(resources.memory, len(source), held)
     if resources.engine is None and not from_predictions:  # workers apply a network themselves
         before = source
         model, source, known = split_last_layer(model, source, known, memory)
@@ -220,13 +223,13 @@ def _class_model(probs: Any, labelled: Any) -> tuple[Posterior, Pool, Tensor | N
     axes = "samples, points, classes"
     rows = _array(probs, "probs", axes)
     _warn_of_swapped_axes(rows, "probs")
-    source = ArrayPool(_rows_first(rows))
+    source = ArrayPool(rows.swapaxes(0, 1))
     with enough_threads(math.prod(rows.shape)):
         for chunk in source.chunks():
             check_finite(chunk.x, chunk.start, "array of probabilities")
             check_probabilities(chunk.x, chunk.start)
     if labelled is not None:
-        labelled = _rows_first(_array(labelled, "labelled", axes))
+        labelled = _array(labelled, "labelled", axes).swapaxes(0, 1)
     return ClassSamples(rows.shape[0]), source, _labelled(labelled, source)
 
 
@@ -234,8 +237,8 @@ def _gaussian_model(means: Any, variances: Any, labelled: Any) -> tuple[Posterio
     rows = _gaussian(means, variances, "means")
     _warn_of_swapped_axes(rows[..., 0], "means")
     if labelled is not None:
-        labelled = _rows_first(_gaussian(*_labelled_pair(labelled, variances), "labelled"))
-    source = ArrayPool(_rows_first(rows))
+        labelled = _gaussian(*_labelled_pair(labelled, variances), "labelled").swapaxes(0, 1)
+    source = ArrayPool(rows.swapaxes(0, 1))
     return GaussianSamples(rows.shape[0]), source, _labelled(labelled, source)
 
 
@@ -330,11 +333,6 @@ def _gaussian(means: Any, variances: Any, name: str) -> Tensor:
             f"{tuple(mean.shape)}; for labelled points with variances of their own pass "
             "labelled=(means, variances)"
         ) from None
-
-
-def _rows_first(values: Any) -> Any:
-    """Turn (K, N, ...) into (N, K, ...), as a view."""
-    return values.transpose(0, 1) if isinstance(values, Tensor) else np.swapaxes(values, 0, 1)
 
 
 def _warn_of_swapped_axes(values: Any, name: str) -> None:

@@ -7,11 +7,9 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from coresift.errors import InputError as InputError
-from coresift.errors import shown
 
 Index: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -61,14 +59,3 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.index)
-
-
-def make_generator(seed: int | torch.Generator) -> torch.Generator:
-    """Return a CPU generator for a seed; a generator is returned as it is, and advances with use."""
-    if isinstance(seed, torch.Generator):
-        return seed
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise InputError(f"seed is {shown(seed)}, expected an integer or a torch.Generator")
-    if not -(2**63) <= int(seed) < 2**64:
-        raise InputError(f"seed is {seed}, expected a number of at most 64 bits")
-    return torch.Generator().manual_seed(int(seed))

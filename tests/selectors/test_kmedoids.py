@@ -303,7 +303,7 @@ def test_a_sample_of_excluded_points(num_open):
             return super().at(index)
 
     columns = Counted(2, 1000, torch.float64, 1024)
-    columns.put(torch.arange(1000), points)
+    columns.write(0, points)
     open_points = np.random.default_rng(0).permutation(1000)[:num_open]
     closed = np.setdiff1d(np.arange(1000), open_points)
     batch = KMedoids(max_points=80).select(VectorSpace(columns), 4, exclude=closed)

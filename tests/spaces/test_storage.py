@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import coresift
-from coresift.checks import check_memory, held_bytes
+from coresift.memory import check_memory, held_bytes
 from coresift.pool import as_pool, keep_rows
 from coresift.posteriors import BayesianLinearRegression
 from coresift.spaces.storage import InMemory, OnDisk, map_pool

@@ -57,12 +57,3 @@ class LastLayerPosterior(Posterior, Protocol):
     def likelihood(self, outputs: Tensor, theta: Any) -> Distribution:
         """p(y | outputs): batch shape (J, n)."""
         ...
-
-
-def closed_form(function: Any, posterior: object) -> Any:
-    """Return what a posterior's type has registered with a `functools.singledispatch` function, or ``None``.
-
-    A posterior with closed forms registers them with the functions named ``exact_...`` of spaces and scores.
-    """
-    found = function.dispatch(type(posterior))
-    return None if found is function.dispatch(object) else found

@@ -18,8 +18,10 @@ from torch.distributions import Bernoulli, Categorical, Distribution, Independen
 from torch.nn.functional import logsigmoid
 
 from coresift import limits
-from coresift.checks import check_integer, check_probabilities, check_shape
-from coresift.types import InputError
+from coresift.checks import check_finite, check_probabilities, check_samples, check_shape
+from coresift.errors import InputError
+from coresift.pool import Pool
+from coresift.posteriors.base import Posterior
 
 # A tree or a saturated softmax gives probability zero where it means "not seen". With log 0, one sample would
 # outweigh all others; therefore probabilities are floored before they are compared.
@@ -212,6 +214,15 @@ def numbers_a_row(each: Distribution) -> int:
     return int(each.batch_shape[0] * width)
 
 
+def first_prediction(posterior: Posterior, pool: Pool, theta: Any) -> Distribution:
+    """Return what samples predict for a pool's first row; raise where they cannot disagree."""
+    row = next(pool.chunks()).x[:1]
+    check_finite(row)
+    each = posterior.conditional(row, theta)
+    check_samples(each)
+    return each
+
+
 def rows_at_a_time(each: Distribution, most: int) -> int:
     """Return how many rows to map at a time, a power of two, given the predictions for a few of them.
 
@@ -328,7 +339,6 @@ def own_generator() -> torch.Generator:
 
 def choose(available: int, num: int, generator: torch.Generator) -> Tensor:
     """Return (min(num, available),) distinct indices; all of them, in order, where ``num`` is as many."""
-    num = check_integer(num, 0, "num")
     if num >= available:
         return torch.arange(available)
     return torch.randperm(available, generator=generator)[:num].sort().values

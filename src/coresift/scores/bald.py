@@ -6,24 +6,26 @@ I[y; theta | x, D0] = H[y | x, D0] - E[ H[y | x, theta] ].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial, singledispatch
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
-from coresift.checks import check_finite, check_integer, check_samples
+from coresift.checks import check_finite, check_samples
 from coresift.errors import InputError
 from coresift.limits import BALD_FEWEST_ROWS, BALD_MOST_ROWS, BALD_NUMBERS, PROBIT_NODES
 from coresift.pool import Pool
-from coresift.posteriors.base import FiniteSamples, Posterior, closed_form
+from coresift.posteriors.base import FiniteSamples, Posterior
 from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.posteriors.probit import ProbitPosterior
 from coresift.posteriors.samples import mixture, numbers_a_row
 from coresift.scores.base import Score, score_pool
 from coresift.scores.entropy import distribution_entropy
+from coresift.spaces.problem import Problem
 
 # The integral for probit regression: how many standard deviations it goes from the mean, and how far from
 # zero, beyond which labels are certain.
@@ -31,36 +33,34 @@ _DEVIATIONS, _FARTHEST = 9.0, 10.0
 
 
 def bald(
-    posterior: Posterior,
-    pool: Pool,
-    num_samples: int = 256,
-    *,
-    generator: torch.Generator,
-    exact: bool = True,
-    numbers: int = BALD_NUMBERS,
+    posterior: Posterior, pool: Pool, num_samples: int = 256, *, numbers: int = BALD_NUMBERS, **given: Any
 ) -> Score:
     """Score points by expected information gain: exact for linear and probit regression, sampled for others.
 
-    Never below zero. ``exact=False`` samples it for all models. For regression, the entropy of the prediction
-    is that of ``posterior.predictive``, for which dropout uses draws of its own.
+    Never below zero. For regression, the entropy of the prediction is that of ``posterior.predictive``, for
+    which dropout uses draws of its own.
 
     Parameters
     ----------
     numbers : how many numbers the J samples may return for a block of rows.
+    given : further attributes of a `Problem`, such as ``generator``; ``exact=False`` samples for all models.
     """
-    if exact and closed_form(exact_information, posterior):
-        return score_pool(partial(exact_information, posterior), pool)
+    return information_gain(Problem(pool, posterior, num_samples=num_samples, **given), numbers)
+
+
+def information_gain(problem: Problem, numbers: int = BALD_NUMBERS) -> Score:
+    """Score the points of a problem by `bald`."""
+    posterior, pool = problem.posterior, problem.pool
+    if exact := problem.closed_form(exact_information):
+        return score_pool(partial(exact, posterior), pool)
     if isinstance(posterior, FiniteSamples):
         # The predictive is the mixture of all K samples. Fewer in the second term would not be information.
-        num_samples = posterior.num_samples
-    theta = posterior.sample(check_integer(num_samples, 1, "num_samples"), generator)
+        problem = replace(problem, num_samples=posterior.num_samples)
+    theta = problem.draw()
     rows = next(pool.chunks()).x[:BALD_FEWEST_ROWS]
     check_finite(rows)
     size = numbers // numbers_a_row(posterior.conditional(rows, theta))
-    return score_pool(_sampled(posterior, theta), pool, min(max(size, BALD_FEWEST_ROWS), BALD_MOST_ROWS))
 
-
-def _sampled(posterior: Posterior, theta: object) -> Callable[[Tensor], Tensor]:
     def gain(x: Tensor) -> Tensor:
         each = posterior.conditional(x, theta)
         check_samples(each)
@@ -70,7 +70,7 @@ def _sampled(posterior: Posterior, theta: object) -> Callable[[Tensor], Tensor]:
         whole = distribution_entropy(mixture(each) if discrete else posterior.predictive(x))
         return (whole - distribution_entropy(each).mean(0)).clamp(min=0)
 
-    return gain
+    return score_pool(gain, pool, min(max(size, BALD_FEWEST_ROWS), BALD_MOST_ROWS))
 
 
 @singledispatch

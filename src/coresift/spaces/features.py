@@ -10,8 +10,7 @@ from coresift.pool import Pool, as_pool, read
 from coresift.posteriors.base import LastLayerPosterior, Posterior
 from coresift.spaces.base import selectable
 from coresift.spaces.problem import Problem
-from coresift.spaces.scaling import divide, excess_exponent, largest_entry
-from coresift.spaces.storage import Columns, map_pool
+from coresift.spaces.storage import Columns, divide, excess_exponent, largest_entry, map_pool
 from coresift.spaces.vectors import VectorSpace
 
 

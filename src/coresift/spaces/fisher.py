@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from functools import singledispatch
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from coresift.checks import check_integer, check_room
+from coresift.checks import check_room
 from coresift.errors import InputError
 from coresift.limits import CLOSED_FORM_BYTES, GRADIENT_ROWS
 from coresift.pool import Pool, as_pool, read
-from coresift.posteriors.base import LastLayerPosterior, Posterior, closed_form
+from coresift.posteriors.base import LastLayerPosterior, Posterior
 from coresift.spaces.base import Space
 from coresift.spaces.likelihood import expected_log_likelihood
 from coresift.spaces.outer import OuterSpace, stored_outer_space
@@ -20,37 +21,25 @@ from coresift.spaces.problem import Problem
 
 
 def fisher(problem: Problem) -> Space:
-    """Build the Fisher space of a problem."""
-    return fisher_space(
-        problem.posterior,
-        problem.pool,
-        problem.num_samples,
-        generator=problem.generator,
-        labelled=problem.labelled,
-        exact=problem.exact,
-        memory=problem.memory,
-    )
+    """Build the Fisher space of a problem: in closed form where there is one, else of sampled gradients."""
+    if exact := problem.closed_form(exact_fisher_space):
+        space: Space = exact(problem.posterior, problem.pool, problem.labelled, problem.memory)
+        return space
+    return _last_layer(problem)
 
 
-def fisher_space(
-    posterior: Posterior,
-    pool: Pool,
-    num_samples: int = 64,
-    *,
-    generator: torch.Generator,
-    labelled: Tensor | None = None,
-    exact: bool = True,
-    memory: int | None = None,
-) -> Space:
+def fisher_space(posterior: Posterior, pool: Pool, num_samples: int = 64, **given: Any) -> Space:
     """Build the Fisher space: in closed form for linear and probit regression, of sampled gradients else.
 
-    ``exact=False`` samples gradients of the last layer for all models.
+    ``given`` are further attributes of a `Problem`, such as ``generator`` and ``labelled``; ``exact=False``
+    samples gradients for all models.
     """
-    if exact and closed_form(exact_fisher_space, posterior):
-        return exact_fisher_space(posterior, pool, labelled, memory)
-    return last_layer_fisher_space(
-        posterior, pool, num_samples, generator=generator, labelled=labelled, memory=memory
-    )
+    return fisher(Problem(pool, posterior, num_samples=num_samples, **given))
+
+
+def last_layer_fisher_space(posterior: Posterior, pool: Pool, num_samples: int = 64, **given: Any) -> Space:
+    """Build the Fisher space of sampled gradients for any model with a last layer."""
+    return fisher_space(posterior, pool, num_samples, exact=False, **given)
 
 
 @singledispatch
@@ -61,32 +50,26 @@ def exact_fisher_space(
     raise InputError(f"the Fisher space of a {type(posterior).__name__} has no closed form")
 
 
-def last_layer_fisher_space(
-    posterior: Posterior,
-    pool: Pool,
-    num_samples: int = 64,
-    *,
-    generator: torch.Generator,
-    labelled: Tensor | None = None,
-    memory: int | None = None,
-) -> OuterSpace:
+def _last_layer(problem: Problem) -> OuterSpace:
     """Take gradients of L_n with respect to the weights of the last layer, at J posterior samples.
 
     The gradient at theta_j is the outer product of dL_n/d outputs (C numbers) and the features (D numbers).
     The inner product over all J C D coordinates is therefore (errors_n . errors_m) (features_n . features_m):
     exact for these samples, with no random choice of coordinates.
     """
+    posterior, pool, labelled = problem.posterior, problem.pool, problem.labelled
     if not isinstance(posterior, LastLayerPosterior):
         raise InputError(
             f"{type(posterior).__name__} has no last layer to take gradients of; it needs the methods "
             "features, outputs and likelihood of coresift.posteriors.LastLayerPosterior; 'acs-fw' needs none"
         )
-    theta = posterior.sample(check_integer(num_samples, 1, "num_samples"), generator)
-    if memory is not None:
+    theta = problem.draw()
+    if problem.memory is not None:
         seen = posterior.features(pool.take([0]))
         numbers = posterior.outputs(seen, theta).numel() + seen.numel()
         # Gradients for each sample, and features; both are then joined.
-        check_room(len(pool), CLOSED_FORM_BYTES + 24 * numbers, memory, "try 'acs-fw' or 'predictive-lcmd'")
+        needed = CLOSED_FORM_BYTES + 24 * numbers
+        check_room(len(pool), needed, problem.memory, "try 'acs-fw' or 'predictive-lcmd'")
 
     def map_rows(source: Pool) -> tuple[Tensor, Tensor]:
         errors, features = [], []

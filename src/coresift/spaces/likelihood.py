@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import singledispatch
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,64 +21,48 @@ from torch.distributions import (
 )
 from torch.nn.functional import logsigmoid
 
-from coresift.checks import check_finite, check_integer, check_samples
 from coresift.errors import InputError
 from coresift.limits import NUM_OUTCOMES, POOL_BLOCK
-from coresift.pool import Pool, as_pool, first_row
-from coresift.posteriors.base import Posterior, closed_form
-from coresift.posteriors.samples import rows_at_a_time
+from coresift.pool import Pool, first_row
+from coresift.posteriors.base import Posterior
+from coresift.posteriors.samples import first_prediction, rows_at_a_time
 from coresift.spaces.base import Space
 from coresift.spaces.problem import Problem
 from coresift.spaces.storage import Columns, map_pool
-from coresift.spaces.vectors import VectorSpace
+from coresift.spaces.vectors import VectorSpace, mapped_space
 from coresift.special import student_t_entropy
 from coresift.types import Chunk
 
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Builds the likelihood space of a problem.
+    """Builds the likelihood space of a problem: in closed form where there is one, else sampled.
 
     Parameters
     ----------
-    centred : subtract each point's mean over theta, so that inner products are covariances.
+    centred : subtract each point's mean over theta, so that inner products are covariances. A constant added
+        to a log-likelihood does not change the posterior; only the centred product ignores it.
     """
 
     centred: bool = False
 
     def __call__(self, problem: Problem) -> Space:
-        return likelihood_space(
-            problem.posterior,
-            problem.pool,
-            problem.num_samples,
-            generator=problem.generator,
-            labelled=problem.labelled,
-            centred=self.centred,
-            exact=problem.exact,
-            memory=problem.memory,
-        )
+        if exact := problem.closed_form(exact_likelihood_space):
+            given = problem.posterior, problem.pool, problem.labelled, self.centred, problem.memory
+            space: Space = exact(*given)
+            return space
+        return _sampled(problem, self.centred)
 
 
 def likelihood_space(
-    posterior: Posterior,
-    pool: Pool,
-    num_samples: int = 256,
-    *,
-    generator: torch.Generator,
-    labelled: Tensor | None = None,
-    centred: bool = False,
-    exact: bool = True,
-    memory: int | None = None,
+    posterior: Posterior, pool: Pool, num_samples: int = 256, *, centred: bool = False, **given: Any
 ) -> Space:
     """Build the space of expected log-likelihoods: in closed form for linear regression, sampled for others.
 
-    ``exact=False`` samples it for all models. The arguments are those of `sampled_likelihood_space`.
+    ``given`` are further attributes of a `Problem`, such as ``generator`` and ``labelled``; ``exact=False``
+    samples it for all models.
     """
-    if exact and closed_form(exact_likelihood_space, posterior):
-        return exact_likelihood_space(posterior, pool, labelled, centred, memory)
-    return sampled_likelihood_space(
-        posterior, pool, num_samples, generator=generator, labelled=labelled, centred=centred, memory=memory
-    )
+    return Likelihood(centred)(Problem(pool, posterior, num_samples=num_samples, **given))
 
 
 @singledispatch
@@ -100,11 +85,9 @@ def sampled_likelihood_space(
     pool: Pool,
     num_samples: int = 256,
     *,
-    generator: torch.Generator,
-    labelled: Tensor | None = None,
     centred: bool = False,
     dtype: torch.dtype = torch.float32,
-    memory: int | None = None,
+    **given: Any,
 ) -> VectorSpace:
     """Map points to random projections (paper, Algorithm 2): [L_n(theta_1), ..., L_n(theta_J)] / sqrt(J).
 
@@ -112,27 +95,25 @@ def sampled_likelihood_space(
     ----------
     posterior : sampled once; the same theta_1..theta_J serve all points.
     num_samples : J; see `coresift.spaces.default_num_samples`. Fewer where the posterior holds fewer.
-    labelled : (M, ...) labelled points, mapped along with the pool.
-    centred : subtract each point's mean over theta, so that inner products estimate covariances. A
-        constant added to a log-likelihood does not change the posterior; only the centred product ignores it.
+    centred : see `Likelihood`; inner products estimate covariances.
     dtype : of the stored (J, N) vectors.
-    memory : bytes the process may hold; vectors that do not fit go to a temporary file.
+    given : further attributes of a `Problem`, such as ``generator``, ``labelled`` and ``memory``.
 
-    >>> from coresift.posteriors.samples import ClassSamples
+    >>> from coresift.pool import as_pool
+    >>> from coresift.posteriors import ClassSamples
     >>> probs_N_K_C = torch.tensor([[[0.9, 0.1], [0.1, 0.9]], [[0.5, 0.5], [0.5, 0.5]]])
     >>> space = sampled_likelihood_space(ClassSamples(2), as_pool(probs_N_K_C), generator=torch.Generator())
     >>> space.norms.round(decimals=3)
     tensor([0.5110, 0.0000], dtype=torch.float64)
     """
-    theta = posterior.sample(check_integer(num_samples, 1, "num_samples"), generator)
-    seed = int(torch.randint(2**62, (), generator=generator))
+    return _sampled(Problem(pool, posterior, num_samples=num_samples, **given), centred, dtype)
 
-    def map_rows(source: Pool, memory: int | None = None) -> Columns:
-        row = next(source.chunks()).x[:1]
-        check_finite(row)
-        first = posterior.conditional(row, theta)
-        check_samples(first)
 
+def _sampled(problem: Problem, centred: bool, dtype: torch.dtype = torch.float32) -> VectorSpace:
+    posterior, theta = problem.posterior, problem.draw()
+    seed = int(torch.randint(2**62, (), generator=problem.generator))
+
+    def map_rows(source: Pool, memory: int | None) -> Columns:
         def vectors(block: Chunk) -> Tensor:
             predictive, conditional = posterior.predictive(block.x), posterior.conditional(block.x, theta)
             start = first_row(source) + block.start
@@ -141,10 +122,10 @@ def sampled_likelihood_space(
                 values = values - values.mean(0)
             return values / math.sqrt(len(values))
 
-        return map_pool(source, rows_at_a_time(first, POOL_BLOCK), vectors, memory, dtype)
+        size = rows_at_a_time(first_prediction(posterior, source, theta), POOL_BLOCK)
+        return map_pool(source, size, vectors, memory, dtype)
 
-    with torch.no_grad():
-        return VectorSpace(map_rows(pool, memory), None if labelled is None else map_rows(as_pool(labelled)))
+    return mapped_space(problem, map_rows)
 
 
 def expected_log_likelihood(predictive: Distribution, conditional: Distribution, seed: int = 0) -> Tensor:
@@ -177,24 +158,19 @@ def expected_log_likelihood(predictive: Distribution, conditional: Distribution,
 
 def _monte_carlo(predictive: Distribution, conditional: Distribution, seed: int) -> Tensor:
     """Estimate L_n(theta_j) from outcomes drawn from the predictive, the same ones for every theta."""
-    outcomes = _draw(predictive, seed)
-    values = torch.zeros(conditional.batch_shape, dtype=torch.float64, device=outcomes.device)
+    device = predictive.mean.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):  # the global state stays
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        else:
+            torch.default_generator.manual_seed(seed)
+        outcomes = predictive.sample((NUM_OUTCOMES,))
+    values = torch.zeros(conditional.batch_shape, dtype=torch.float64, device=device)
     for outcome in outcomes:
         ratio = (conditional.log_prob(outcome) - predictive.log_prob(outcome)).double()
         # The mean of exp(ratio) - 1 is zero. Without it there is less noise, and no term is above zero.
         values += ratio - torch.expm1(ratio)
     return values / len(outcomes)
-
-
-def _draw(distribution: Distribution, seed: int, num: int = NUM_OUTCOMES) -> Tensor:
-    """Draw (num, n) outcomes without changing the global random state."""
-    device = distribution.mean.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        if device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-        else:
-            torch.default_generator.manual_seed(seed)
-        return distribution.sample((num,))
 
 
 @singledispatch
@@ -217,7 +193,6 @@ def _(distribution: Independent) -> Distribution:  # type: ignore[type-arg]
 @register_kl(StudentT, Normal)  # type: ignore[no-untyped-call, untyped-decorator]
 def _kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
     """Cross-entropy minus entropy; infinite where the variance of the t is (two degrees or fewer)."""
-    cross = (
-        0.5 * math.log(2 * math.pi) + q.scale.log() + (p.variance + (p.loc - q.loc) ** 2) / (2 * q.variance)
-    )
+    constant = 0.5 * math.log(2 * math.pi)
+    cross = constant + q.scale.log() + (p.variance + (p.loc - q.loc) ** 2) / (2 * q.variance)
     return cross - student_t_entropy(p.df, p.scale)

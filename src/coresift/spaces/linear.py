@@ -35,14 +35,13 @@ from coresift.spaces.outer import OuterKernel, OuterSpace
 from coresift.spaces.predictive import exact_predictive_rows
 from coresift.special import student_t_entropy
 
+Rows = Tensor | None
+Bytes = int | None
+
 
 @exact_likelihood_space.register
 def _(
-    posterior: LinearPosterior,
-    pool: Pool,
-    labelled: Tensor | None = None,
-    centred: bool = False,
-    memory: int | None = None,
+    posterior: LinearPosterior, pool: Pool, labelled: Rows = None, centred: bool = False, memory: Bytes = None
 ) -> OuterSpace:
     noise = posterior.noise_variance
 
@@ -50,8 +49,7 @@ def _(
         ratio = posterior.function_variance(x) / noise
         return (0.5 * torch.log1p(ratio) - ratio).unsqueeze(1)
 
-    offset = None if centred else mean
-    kernel = OuterKernel(_whitened_sides(posterior), None, None, 0.5 / noise**2, offset)
+    kernel = OuterKernel(_whitened(posterior), 0.5 / noise**2, offset=None if centred else mean)
     return _space(kernel, pool, labelled, memory)
 
 
@@ -59,9 +57,9 @@ def _(
 def _(
     posterior: NormalInverseGammaPosterior,
     pool: Pool,
-    labelled: Tensor | None = None,
+    labelled: Rows = None,
     centred: bool = False,
-    memory: int | None = None,
+    memory: Bytes = None,
 ) -> OuterSpace:
     a, b = posterior.shape, posterior.rate
     shape = torch.tensor(a, dtype=torch.float64)
@@ -73,50 +71,30 @@ def _(
         ratio = posterior.function_variance(x)
         scale = (b / a * (1 + ratio)).sqrt()
         variance = a / (a - 1) * scale.square()
-        entropy = student_t_entropy(2 * a, scale)
-        mean = (
-            entropy
-            - 0.5 * math.log(2 * math.pi)
-            + 0.5 * mean_log_precision
-            - ratio / 2
-            - variance * a / (2 * b)
-        )
-        return torch.stack([mean, torch.ones_like(mean), variance], 1)
+        constant = 0.5 * math.log(2 * math.pi)
+        mean = student_t_entropy(2 * a, scale) - constant + 0.5 * mean_log_precision - ratio / 2
+        return torch.stack([mean - variance * a / (2 * b), torch.ones_like(mean), variance], 1)
 
-    metric = torch.tensor(
-        [
-            [0.0 if centred else 1.0, 0.0, 0.0],
-            [0.0, trigamma / 4, -1 / (4 * b)],
-            [0.0, -1 / (4 * b), a / (4 * b**2)],
-        ],
-        dtype=torch.float64,
-        device=posterior.mean.device,
-    )
-    kernel = OuterKernel(_whitened_sides(posterior), None, None, 0.5, offset, metric)
+    metric = [
+        [0.0 if centred else 1.0, 0.0, 0.0],
+        [0.0, trigamma / 4, -1 / (4 * b)],
+        [0.0, -1 / (4 * b), a / (4 * b**2)],
+    ]
+    offset_metric = torch.tensor(metric, dtype=torch.float64, device=posterior.mean.device)
+    kernel = OuterKernel(_whitened(posterior), 0.5, offset=offset, offset_metric=offset_metric)
     return _space(kernel, pool, labelled, memory)
 
 
 @exact_fisher_space.register
-def _(
-    posterior: LinearPosterior, pool: Pool, labelled: Tensor | None = None, memory: int | None = None
-) -> OuterSpace:
-    kernel = OuterKernel(
-        _plain_sides(posterior), None, posterior.covariance.double(), posterior.noise_variance**-2
-    )
-    return _space(kernel, pool, labelled, memory)
+def _(posterior: LinearPosterior, pool: Pool, labelled: Rows = None, memory: Bytes = None) -> OuterSpace:
+    return _space(_fisher_kernel(posterior, posterior.noise_variance**-2), pool, labelled, memory)
 
 
 @exact_fisher_space.register
 def _(
-    posterior: NormalInverseGammaPosterior,
-    pool: Pool,
-    labelled: Tensor | None = None,
-    memory: int | None = None,
+    posterior: NormalInverseGammaPosterior, pool: Pool, labelled: Rows = None, memory: Bytes = None
 ) -> OuterSpace:
-    kernel = OuterKernel(
-        _plain_sides(posterior), None, posterior.covariance.double(), posterior.shape / posterior.rate
-    )
-    return _space(kernel, pool, labelled, memory)
+    return _space(_fisher_kernel(posterior, posterior.shape / posterior.rate), pool, labelled, memory)
 
 
 @exact_predictive_rows.register
@@ -129,28 +107,27 @@ def _(posterior: NormalInverseGammaPosterior, x: Tensor) -> Tensor:
     return posterior.features(x) @ posterior.factor
 
 
-def _space(kernel: OuterKernel, pool: Pool, labelled: Tensor | None, memory: int | None) -> OuterSpace:
+def _space(kernel: OuterKernel, pool: Pool, labelled: Rows, memory: Bytes) -> OuterSpace:
     advice = "pass strategy=find_strategy(..., exact=False) for sampled vectors, which go to a file"
     check_room(len(pool), CLOSED_FORM_BYTES, memory, advice)
     return OuterSpace(kernel, pool, labelled)
 
 
-def _plain_sides(posterior: GaussianWeights) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Make both sides of the kernel the rows themselves."""
+def _fisher_kernel(posterior: GaussianWeights, scale: float) -> OuterKernel:
+    return OuterKernel(_sides(posterior), scale, posterior.covariance.double())
+
+
+def _sides(posterior: GaussianWeights, factor: Rows = None) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Make both sides of a kernel x^T F."""
 
     def sides(x: Tensor) -> tuple[Tensor, Tensor]:
         rows = posterior.features(x).double()
+        rows = rows if factor is None else rows @ factor
         return rows, rows
 
     return sides
 
 
-def _whitened_sides(posterior: GaussianWeights) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def _whitened(posterior: GaussianWeights) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Make both sides x^T F with S = F F^T: where columns lie far from zero, X^T X S would cancel out."""
-    factor = posterior.factor.double()
-
-    def sides(x: Tensor) -> tuple[Tensor, Tensor]:
-        rows = posterior.features(x).double() @ factor
-        return rows, rows
-
-    return sides
+    return _sides(posterior, posterior.factor.double())

@@ -4,7 +4,7 @@ Many closed forms have vectors of the shape ``left_n (x) right_n``: a gradient w
 a linear layer is the outer product of an output error and a feature, and the square of a linear kernel
 is one with itself. Their inner products multiply, so the outer products are never written out:
 
-    <n, m> = scale (left_n^T A left_m) (right_n^T B right_m) + offset_n^T C offset_m
+    <n, m> = scale (left_n^T left_m) (right_n^T B right_m) + offset_n^T C offset_m
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from coresift import limits
 from coresift.pool import ArrayPool, Pool, blocks, read
 from coresift.spaces.base import KernelSpace, labelled_elements
-from coresift.spaces.scaling import divide, excess_exponent, largest_entry
+from coresift.spaces.storage import divide, excess_exponent, largest_entry
 from coresift.types import InputError
 
 
@@ -30,23 +30,22 @@ class OuterKernel:
     Attributes
     ----------
     sides : chunk (n, ...) -> left (n, p) and right (n, q), both float64. Called for every column, so cheap.
-    left_metric : A (p, p), right_metric : B (q, q); the identity where ``None``.
     scale : factor of the product.
+    metric : B (q, q); the identity where ``None``.
     offset : chunk (n, ...) -> (n, r) float64, called once and kept; none where ``None``.
-    offset_metric : C (r, r).
+    offset_metric : C (r, r); the identity where ``None``.
     """
 
     sides: Callable[[Tensor], tuple[Tensor, Tensor]]
-    left_metric: Tensor | None = None
-    right_metric: Tensor | None = None
     scale: float = 1.0
+    metric: Tensor | None = None
     offset: Callable[[Tensor], Tensor] | None = None
     offset_metric: Tensor | None = None
 
     def squares(self, x: Tensor) -> Tensor:
         """(n,) <n, n>."""
         left, right = self.sides(x)
-        product = _quadratic(left, self.left_metric) * _quadratic(right, self.right_metric)
+        product = _quadratic(left, None) * _quadratic(right, self.metric)
         return (self.scale * product + _quadratic(self.offsets(x), self.offset_metric)).clamp(min=0)
 
     def offsets(self, x: Tensor) -> Tensor:
@@ -57,8 +56,7 @@ class OuterKernel:
         """(n, m) inner products of points ``x``, whose offsets are known, with points ``y``."""
         left, right = self.sides(x)
         to_left, to_right = self.sides(y)
-        product = left @ _times(to_left, self.left_metric).mT
-        product *= right @ _times(to_right, self.right_metric).mT
+        product = (left @ to_left.mT).mul_(right @ _times(to_right, self.metric).mT)
         return product.mul_(self.scale).add_(offset @ _times(self.offsets(y), self.offset_metric).mT)
 
 
@@ -87,7 +85,7 @@ class OuterSpace(KernelSpace):
         assert cross is not None, "a pool holds at least one row"
         self.norms = torch.cat(squares).sqrt()
         self._offset = torch.cat(offsets)
-        middle = kernel.scale * _times(_times(cross.mT, kernel.left_metric).mT, kernel.right_metric)
+        middle = kernel.scale * _times(cross, kernel.metric)
         self._row_sums = self._offset @ _times(self._offset.sum(0), kernel.offset_metric)
         for block in blocks(pool, self._block):
             left, right = kernel.sides(block.x)
@@ -145,13 +143,10 @@ def stored_outer_space(
 
     anchors = None if labelled is None else joined(*labelled)
     space = OuterSpace(OuterKernel(sides), ArrayPool(joined(left, right)), anchors)
-    try:
-        space.scale = math.ldexp(1.0, sum(exponents))
-    except OverflowError:
-        space.scale = 0.0
-    if space.scale == 0:
+    if not -1074 <= sum(exponents) < 1024:  # no float64 is that power of two
         raise InputError(
             "the vectors are out of the range of float64 arithmetic; measure the pool's columns in other "
             "units, so that their numbers are of about size one"
         )
+    space.scale = math.ldexp(1.0, sum(exponents))
     return space

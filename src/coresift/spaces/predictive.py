@@ -3,55 +3,74 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, singledispatch
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution
 
-from coresift.checks import check_classes, check_finite, check_integer, check_samples
+from coresift.checks import check_choice, check_classes
 from coresift.errors import InputError
 from coresift.limits import PREDICTIVE_ROWS, PROJECTED_WIDTH
-from coresift.pool import Pool, as_pool
-from coresift.posteriors.base import Posterior, closed_form
-from coresift.posteriors.samples import mean_over, rows_at_a_time
+from coresift.pool import Pool
+from coresift.posteriors.base import Posterior
+from coresift.posteriors.samples import first_prediction, mean_over, rows_at_a_time
 from coresift.spaces.problem import Problem
 from coresift.spaces.storage import Columns, map_pool
-from coresift.spaces.vectors import VectorSpace
+from coresift.spaces.vectors import VectorSpace, mapped_space
+from coresift.types import Chunk
 
 Scaling: TypeAlias = Literal["information", "margin"]
 
 
 @dataclass(frozen=True)
 class Predictive:
-    """Builds the predictive space of a problem: the distances of the default strategy.
+    """Builds the predictive space of a problem: vectors whose inner products are covariances of predictions.
+
+    Linear regression: x_n^T S x_m / s0^2, exactly, so that log det(I + K) is twice the information the
+    labels of a set would give about theta. Other models, and ``exact=False``: the covariance over J samples
+    of the mean of y, divided by the noise's standard deviation; for classes, of the probability of each
+    class divided by its square root, summed over classes.
 
     Parameters
     ----------
-    num_dimensions : vectors with more numbers are projected to this many; ``None`` keeps all.
-    scaling : how vectors for classes are scaled. "margin" makes them long where the two likeliest classes are
-        close; "information" measures what labels say about the model. See `predictive_space`.
+    num_dimensions : vectors with more numbers, such as J samples of C classes, are projected to this many by
+        random signs; ``None`` keeps all. Inner products then have a relative error of about one over its
+        square root, and duplicates stay duplicates.
+    scaling : how vectors for classes are scaled. "information", as above, measures what labels say about the
+        model. "margin" makes them long where the two likeliest classes are close: they are multiplied by the
+        margin uncertainty (one minus the gap between the probabilities of the two), and divided by the
+        greatest norm that they could have, that of samples which are each sure of one class.
     """
 
     num_dimensions: int | None = 512
     scaling: Scaling = "margin"
 
+    def __post_init__(self) -> None:
+        check_choice(self.scaling, get_args(Scaling), "scaling")
+
     def __call__(self, problem: Problem) -> VectorSpace:
-        return predictive_space(
-            problem.posterior,
-            problem.pool,
-            problem.num_samples,
-            generator=problem.generator,
-            labelled=problem.labelled,
-            num_dimensions=self.num_dimensions,
-            scaling=self.scaling,
-            exact=problem.exact,
-            memory=problem.memory,
-        )
+        posterior, theta = problem.posterior, problem.draw()
+        seed = int(torch.randint(2**62, (), generator=problem.generator))
+        exact = problem.closed_form(exact_predictive_rows)
+
+        def sampled_rows(block: Chunk) -> Tensor:
+            values = deviations(posterior.conditional(block.x, theta), self.scaling)
+            rows = values.transpose(0, 1).flatten(1) / math.sqrt(len(values))
+            return project(rows, self.num_dimensions, seed).mT
+
+        def map_rows(source: Pool, memory: int | None) -> Columns:
+            if exact:
+                return map_pool(source, PREDICTIVE_ROWS, lambda block: exact(posterior, block.x).mT, memory)
+            size = rows_at_a_time(first_prediction(posterior, source, theta), PREDICTIVE_ROWS)
+            return map_pool(source, size, sampled_rows, memory)
+
+        space = mapped_space(problem, map_rows)
+        space.additive = False
+        return space
 
 
 def predictive_space(
@@ -59,54 +78,15 @@ def predictive_space(
     pool: Pool,
     num_samples: int = 256,
     *,
-    generator: torch.Generator,
-    labelled: Tensor | None = None,
     num_dimensions: int | None = None,
     scaling: Scaling = "information",
-    exact: bool = True,
-    memory: int | None = None,
+    **given: Any,
 ) -> VectorSpace:
-    """Map points to vectors whose inner products are covariances of predictions.
+    """Build the space of `Predictive`, as a rule with all dimensions and scaled by information.
 
-    Linear regression: x_n^T S x_m / s0^2, exactly, so that log det(I + K) is twice the information the
-    labels of a set would give about theta. Other models, and ``exact=False``: the covariance over J samples
-    of the mean of y, divided by the noise's standard deviation; for classes, of the probability of each
-    class divided by its square root, summed over classes.
-
-    ``scaling="margin"`` does not divide by these roots. It multiplies a point's vector for classes by its
-    margin uncertainty (one minus the gap between the probabilities of its two likeliest classes), and divides
-    it by the greatest norm it could have: that of samples which are each sure of one class.
-
-    J samples of C classes give vectors of J C numbers. If these are more than ``num_dimensions``, they are
-    projected by random signs. Inner products then have a relative error of about one over the square root of
-    ``num_dimensions``, and duplicates stay duplicates.
+    ``given`` are further attributes of a `Problem`, such as ``generator`` and ``labelled``.
     """
-    if scaling not in get_args(Scaling):
-        raise InputError(f"scaling is {scaling!r}, expected 'information' or 'margin'")
-    theta = posterior.sample(check_integer(num_samples, 1, "num_samples"), generator)
-    signs = RandomSigns(int(torch.randint(2**62, (), generator=generator)), num_dimensions)
-    is_exact = exact and closed_form(exact_predictive_rows, posterior) is not None
-
-    def sampled_rows(x: Tensor) -> Tensor:
-        each = posterior.conditional(x, theta)
-        check_samples(each)
-        values = deviations(each, scaling)
-        return signs.project(values.transpose(0, 1).flatten(1) / math.sqrt(len(values)))
-
-    def map_rows(source: Pool, memory: int | None = None) -> Columns:
-        if is_exact:
-            return map_pool(
-                source, PREDICTIVE_ROWS, lambda block: exact_predictive_rows(posterior, block.x).mT, memory
-            )
-        first = next(source.chunks()).x[:1]
-        check_finite(first)
-        size = rows_at_a_time(posterior.conditional(first, theta), PREDICTIVE_ROWS)
-        return map_pool(source, size, lambda block: sampled_rows(block.x).mT, memory)
-
-    with torch.no_grad():
-        space = VectorSpace(map_rows(pool, memory), None if labelled is None else map_rows(as_pool(labelled)))
-    space.additive = False
-    return space
+    return Predictive(num_dimensions, scaling)(Problem(pool, posterior, num_samples=num_samples, **given))
 
 
 @singledispatch
@@ -118,41 +98,28 @@ def exact_predictive_rows(posterior: Posterior, x: Tensor) -> Tensor:
     raise InputError(f"the predictive covariance of a {type(posterior).__name__} has no closed form")
 
 
-@dataclass(frozen=True)
-class RandomSigns:
-    """Projects rows to fewer numbers by a fixed matrix of random signs."""
-
-    seed: int
-    num_dimensions: int | None
-
-    def project(self, rows: Tensor) -> Tensor:
-        """Return (n, num_dimensions) from rows (n, width); rows that are short already stay as they are."""
-        num = self.num_dimensions
-        if num is None or rows.shape[1] <= num:
-            return rows
-        found = rows.new_zeros(len(rows), num, dtype=torch.float32)
-        sizes = list(_sizes(rows.shape[1]))
-        packed_signs = torch.split(_packed_signs(self.seed, rows.shape[1], num), sizes)
-        for part, packed in zip(torch.split(rows, sizes, 1), packed_signs, strict=True):
-            signs = torch.from_numpy(np.unpackbits(packed.numpy(), axis=1, count=num)).to(rows.device).float()
-            found.addmm_(part.float(), signs.mul_(2).sub_(1).div_(math.sqrt(num)))
-        return found
+def project(rows: Tensor, num: int | None, seed: int) -> Tensor:
+    """Return (n, num) from rows (n, width) by a fixed matrix of random signs; short rows stay as they are."""
+    width = rows.shape[1]
+    if num is None or width <= num:
+        return rows
+    found = rows.new_zeros(len(rows), num, dtype=torch.float32)
+    packed_signs = torch.split(_packed_signs(seed, width, num), PROJECTED_WIDTH)
+    for part, packed in zip(torch.split(rows, PROJECTED_WIDTH, 1), packed_signs, strict=True):
+        signs = torch.from_numpy(np.unpackbits(packed.numpy(), axis=1, count=num)).to(rows.device).float()
+        found.addmm_(part.float(), signs.mul_(2).sub_(1).div_(math.sqrt(num)))
+    return found
 
 
 @lru_cache(maxsize=1)
 def _packed_signs(seed: int, width: int, num: int) -> Tensor:
     """Draw (width, num) signs as bits, eight to a byte: for many classes there are many."""
-    generator = torch.Generator().manual_seed(seed)
-    bits = [
-        np.packbits(torch.randint(2, (size, num), generator=generator, dtype=torch.uint8).numpy(), axis=1)
-        for size in _sizes(width)
-    ]
+    generator, bits = torch.Generator().manual_seed(seed), []
+    for start in range(0, width, PROJECTED_WIDTH):
+        size = min(PROJECTED_WIDTH, width - start)
+        drawn = torch.randint(2, (size, num), generator=generator, dtype=torch.uint8)
+        bits.append(np.packbits(drawn.numpy(), axis=1))
     return torch.from_numpy(np.concatenate(bits))
-
-
-def _sizes(width: int) -> Iterator[int]:
-    """Yield the sizes of the parts that a row is projected in."""
-    return (min(PROJECTED_WIDTH, width - start) for start in range(0, width, PROJECTED_WIDTH))
 
 
 def deviations(each: Distribution, scaling: Scaling) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,13 +28,14 @@ class Problem:
     points : a pool whose equal rows are duplicates, where this is not ``pool``.
     num_samples : J, how many posterior samples to draw.
     exact : whether to use closed forms where there are any.
-    memory : bytes the process may hold; ``None`` is no limit.
+    memory : bytes for the libraries and the space; vectors that do not fit go to a temporary file. ``None``
+        is no limit.
     """
 
     pool: Pool
     model: Posterior | None = None
     _: KW_ONLY
-    generator: torch.Generator
+    generator: torch.Generator = field(default_factory=torch.Generator)
     labelled: Tensor | None = None
     features: Pool | None = None
     labelled_features: Tensor | None = None
@@ -50,6 +52,19 @@ class Problem:
                 "'random' and 'k-center' do without"
             )
         return self.model
+
+    def draw(self) -> Any:
+        """Draw theta_1..theta_J from the posterior."""
+        return self.posterior.sample(check_integer(self.num_samples, 1, "num_samples"), self.generator)
+
+    def closed_form(self, function: Any) -> Any:
+        """Return what the posterior's type has registered with a `functools.singledispatch` function.
+
+        ``None`` where there is nothing, or samples are wanted. A posterior with closed forms registers them
+        with the functions named ``exact_...`` of spaces and scores.
+        """
+        found = function.dispatch(type(self.posterior))
+        return found if self.exact and found is not function.dispatch(object) else None
 
     def check_labelled_features(self) -> None:
         """Raise where labelled points come without features, or not as many as there are features."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import shutil
@@ -9,7 +10,7 @@ import tempfile
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +22,10 @@ from coresift import limits
 from coresift.checks import as_bytes
 from coresift.pool import Pool, read
 from coresift.types import Chunk, InputError
+
+# Vectors whose largest norm is between 2**-48 and 2**48 stay as they are: float32 holds what is computed from
+# them.
+MODERATE = 48
 
 
 class Columns(ABC):
@@ -55,10 +60,6 @@ class Columns(ABC):
     def at(self, index: Tensor) -> Tensor:
         """(R, k) a copy of the columns ``index``."""
 
-    @abstractmethod
-    def put(self, index: Tensor, values: Tensor) -> None:
-        """Set the columns ``index`` to values (R, k)."""
-
     def write(self, start: int, values: Tensor) -> None:
         """Put columns (R, n) at ``start``."""
         stop = start + values.shape[1]
@@ -88,9 +89,6 @@ class InMemory(Columns):
 
     def at(self, index: Tensor) -> Tensor:
         return take(self.values, index)
-
-    def put(self, index: Tensor, values: Tensor) -> None:
-        self.values.index_copy_(1, index.to(self.device), values.to(self.values))
 
 
 class OnDisk(Columns):
@@ -130,26 +128,12 @@ class OnDisk(Columns):
 
     def at(self, index: Tensor) -> Tensor:
         found = torch.empty(self.shape[0], len(index), dtype=self.dtype)
-        for here, columns, place in self._by_block(index):
-            found[:, here] = take(columns, place)
-        return found
-
-    def put(self, index: Tensor, values: Tensor) -> None:
-        for here, columns, place in self._by_block(index):
-            columns.index_copy_(1, place, values[:, here].to(columns))
-
-    def _by_block(self, index: Tensor) -> Iterator[tuple[slice | Tensor, Tensor, Tensor]]:
-        """For each block, which of ``index`` lie in it, its columns, and their places there."""
-        order = None
-        if not bool((index[1:] >= index[:-1]).all()):  # as a rule it ascends
-            index, order = index.sort(stable=True)
-        numbers, counts = torch.unique_consecutive(index // self.block, return_counts=True)
-        start = 0
-        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            first, here = number * self.block, slice(start, start + count)
+        numbers = index // self.block
+        for number in torch.unique(numbers).tolist():
+            here, first = (numbers == number).nonzero()[:, 0], number * self.block
             columns = self.part(slice(first, min(first + self.block, len(self))))
-            yield here if order is None else order[here], columns, index[here] - first
-            start += count
+            found[:, here] = take(columns, index[here] - first)
+        return found
 
 
 def map_pool(
@@ -173,13 +157,12 @@ def map_pool(
         values = vectors(chunk)
         kind, device = dtype or values.dtype, values.device
         if columns is None:
-            needed = bytes_per_vector(len(values), kind) * len(pool) + limits.LIBRARY_BYTES
+            height, size = len(values), len(pool)
+            needed = bytes_per_vector(height, kind) * size + limits.LIBRARY_BYTES
             if memory is None or needed <= memory or device.type != "cpu":
-                columns = InMemory.empty(len(values), len(pool), kind, device)
+                columns = InMemory.empty(height, size, kind, device)
             else:
-                columns = OnDisk(
-                    len(values), len(pool), kind, _block_on_disk(len(values) * kind.itemsize, memory)
-                )
+                columns = OnDisk(height, size, kind, _block_on_disk(height * kind.itemsize, memory))
                 _announce(columns)
         columns.write(chunk.start, values)
     assert columns is not None, "a pool holds at least one row"
@@ -250,3 +233,29 @@ def where(values: Tensor, compare: Callable[[Any, float], Any], bound: float) ->
     if values.is_cuda:
         return cast(Tensor, compare(values, bound).nonzero()[:, 0])
     return torch.from_numpy(compare(values.numpy(), bound).nonzero()[0])
+
+
+def largest_entry(tables: Iterable[Tensor]) -> float:
+    """The largest absolute value in some tables; zero if there are none."""
+    return max((float(max(table.max(), -table.min())) for table in tables), default=0.0)
+
+
+def excess_exponent(entry: float) -> int:
+    """The power of two by which to divide vectors of this largest entry; zero if they are of moderate size.
+
+    >>> excess_exponent(1.0), excess_exponent(2.0**100)
+    (0, 53)
+    """
+    exponent = math.frexp(entry)[1]
+    return exponent - min(max(exponent, -MODERATE), MODERATE)
+
+
+def divide(table: Tensor, exponent: int) -> Tensor:
+    """Divide a table by ``2**exponent`` in place, which rounds nothing: vectors at the limits of a float.
+
+    In two steps, since the power may be too large for a float.
+
+    >>> divide(torch.full((1,), 2.0**100), 130)
+    tensor([9.3132e-10])
+    """
+    return table.mul_(2.0 ** -(exponent // 2)).mul_(2.0 ** -(exponent - exponent // 2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 
 import torch
@@ -12,9 +12,18 @@ from torch import Tensor
 
 from coresift import limits
 from coresift.checks import check_finite
+from coresift.pool import Pool, as_pool
 from coresift.spaces.base import Space, norm_sum, norms_at, selectable
-from coresift.spaces.scaling import MODERATE, divide, excess_exponent, largest_entry
-from coresift.spaces.storage import Columns, InMemory, new_like
+from coresift.spaces.problem import Problem
+from coresift.spaces.storage import (
+    MODERATE,
+    Columns,
+    InMemory,
+    divide,
+    excess_exponent,
+    largest_entry,
+    new_like,
+)
 from coresift.types import InputError
 
 # Labelled points may be this many times as large as the pool's: float32 can hold their squared distances.
@@ -193,6 +202,14 @@ class VectorSpace(ColumnSpace):
         for part in torch.split(self.labelled, together, 1):
             vectors = part.to(self.device).double().mT
             yield vectors, vectors.square().sum(1)
+
+
+def mapped_space(problem: Problem, map_rows: Callable[[Pool, int | None], Columns]) -> VectorSpace:
+    """Map the points of a problem to vectors, the labelled ones in memory."""
+    with torch.no_grad():
+        columns = map_rows(problem.pool, problem.memory)
+        labelled = None if problem.labelled is None else map_rows(as_pool(problem.labelled), None)
+    return VectorSpace(columns, labelled)
 
 
 @norm_sum.register

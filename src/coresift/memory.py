@@ -1,0 +1,163 @@
+"""Keep a memory limit: what the caller's arrays, the selector and the batch leave for a space."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import replace
+from functools import singledispatch
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coresift import limits
+from coresift.checks import as_bytes, check_room
+from coresift.errors import InputError, shown
+from coresift.pool import as_pool
+from coresift.posteriors.samples import numbers_a_row, rows_at_a_time
+from coresift.selectors import GIGA, GreedyLogDet, GumbelTopB, KMedoids, Selector, TopB, UniformRandom
+from coresift.spaces.features import model_features
+from coresift.spaces.problem import Problem
+from coresift.spaces.storage import Columns, bytes_per_vector
+from coresift.strategies import Strategy
+
+# Memory of a point that a selector needs besides the space.
+_BYTES_PER_POINT: dict[type, int] = {
+    GIGA: limits.GIGA_BYTES,
+    GreedyLogDet: limits.LOG_DET_BYTES,
+    TopB: limits.TOP_BYTES,
+    GumbelTopB: limits.GUMBEL_BYTES,
+    UniformRandom: limits.RANDOM_BYTES,
+}
+
+
+def held_bytes() -> int:
+    """Return how many bytes the process holds besides the libraries, such as the caller's arrays.
+
+    Files that are mapped into memory do not count. Where the system does not tell, it is zero.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        kilobytes = sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+    except (OSError, ValueError, IndexError):
+        return 0
+    return max(1024 * kilobytes - limits.IMPORTED_BYTES, 0)
+
+
+def check_memory(memory: int | str, size: int, held: int = 0) -> int:
+    """Return what is left of a memory limit in bytes, where the process holds ``held`` already.
+
+    Raise where that is too little for a pool of ``size`` points.
+
+    >>> check_memory("2GB", 1000), check_memory("512 MB", 1000)
+    (2000000000, 512000000)
+    """
+    limit = _parse_bytes(memory)
+    if limit <= 0:
+        raise InputError(f"memory is {shown(memory)}, expected '2GB', '500MB' or a number of bytes")
+    least = limits.LIBRARY_BYTES + 4 * size  # a few bytes for each point
+    if limit - held < least:
+        besides = f", and the process holds {as_bytes(held)} already" if held else ""
+        raise InputError(
+            f"memory is {memory!r}, but a pool of {size:,} points needs at least {least / 1e9:.1f} GB"
+            + besides
+        )
+    return limit - held
+
+
+def _parse_bytes(memory: int | str) -> int:
+    """Return the number of bytes that ``memory`` names, or 0 where it names none."""
+    if isinstance(memory, bool):
+        return 0
+    match = re.fullmatch(r"([\d.]+(?:E\+?\d+)?) ?([KMGT]?)(I?)B?", str(memory).strip().upper(), re.ASCII)
+    if match is None:
+        return 0
+    unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
+    try:
+        return int(float(match[1]) * unit)
+    except (ValueError, OverflowError):  # for example "1.2.3GB" and "1e400"
+        return 0
+
+
+def left_for_space(memory: int, strategy: Strategy, problem: Problem, taken: int) -> int:
+    """Return the bytes of ``memory`` that blocks of predictions, the selector and the batch leave.
+
+    They are for the libraries and the space. Raise where something does not fit, or where all vectors must be
+    in memory and do not fit.
+
+    Parameters
+    ----------
+    taken : how many points will be in the batch or are pending: selectors keep their vectors.
+    """
+    size = len(problem.pool)
+    memory = left_beside(strategy.selector, memory - _bytes_of_blocks(problem), problem)
+    columns = None if isinstance(strategy.selector, KMedoids) else _columns_of_one(strategy, problem)
+    if columns is None:
+        return memory
+    width = columns.shape[0]
+    beside = limits.COPIES_TAKEN * 8 * width * taken
+    needed, advice = limits.LIBRARY_BYTES + beside, "raise the limit, or choose fewer points at a time"
+    if not strategy.streams:
+        needed += bytes_per_vector(width, columns.dtype) * size
+        advice = "raise the limit, or try 'acs-fw' or 'predictive-lcmd'"
+    if needed > memory:
+        raise InputError(
+            f"this strategy needs {as_bytes(needed)} for {size:,} vectors of {width:,} numbers and a batch "
+            f"of {taken:,}, with the libraries, and has {as_bytes(memory)} of the limit left; {advice}"
+        )
+    return memory - beside
+
+
+def _bytes_of_blocks(problem: Problem) -> int:
+    """Return the bytes that blocks of predictions need beyond what counts as the libraries'."""
+    if problem.model is None:
+        return 0
+    theta = problem.model.sample(problem.num_samples, torch.Generator())
+    each = problem.model.conditional(problem.pool.take([0]), theta)
+    numbers = numbers_a_row(each) * rows_at_a_time(each, limits.POOL_BLOCK)
+    if numbers <= limits.MAPPED_NUMBERS:
+        return 0
+    return min(limits.BLOCK_NUMBER_BYTES * numbers, limits.MOST_BLOCK_BYTES)
+
+
+@singledispatch
+def left_beside(selector: Selector[Any], memory: int, problem: Problem) -> int:
+    """Return the bytes that a selector leaves of ``memory``; raise where it needs more."""
+    size, each = len(problem.pool), _BYTES_PER_POINT.get(type(selector), 0)
+    if each:
+        check_room(size, each, memory, "raise the limit")
+    return memory - each * size
+
+
+@left_beside.register
+def _(selector: KMedoids, memory: int, problem: Problem) -> int:
+    """Without room for copies of all vectors, these go to a file, and a sample of them is clustered."""
+    size = len(problem.pool)
+    pairs = limits.MEDOID_PAIR_BYTES * min(size, selector.max_points) ** 2
+    if limits.LIBRARY_BYTES + pairs > memory:
+        raise InputError(
+            f"k-medoids needs {as_bytes(limits.LIBRARY_BYTES + pairs)}, with the libraries, and has "
+            f"{as_bytes(memory)}; raise the limit"
+        )
+    source = problem.pool if problem.features is None else problem.features
+    vector = model_features(problem.model if problem.features is None else None, source.take([0]))
+    besides = (limits.MEDOID_BYTES + limits.MEDOID_COPIES * vector.nbytes) * size
+    return max(int(memory - pairs - besides), limits.LIBRARY_BYTES)
+
+
+def _columns_of_one(strategy: Strategy, problem: Problem) -> Columns | None:
+    """Build the space of the first point alone, to see how wide its vector is; ``None`` if it stores none."""
+    features = None if problem.features is None else as_pool(problem.features.take([0]))
+    alone = replace(
+        problem,
+        pool=as_pool(problem.pool.take([0])),
+        features=features,
+        labelled=None,
+        labelled_features=None,
+        generator=problem.generator.clone_state(),
+        memory=None,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return getattr(strategy.build(alone), "columns", None)
