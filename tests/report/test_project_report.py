@@ -233,7 +233,7 @@ def test_why_an_error_is_that_of_fewer_labels() -> None:
     text = project_page(tested)
     assert "With 48 labels, the RMSE of price is 5, between 4 and 6; measured in round 5, by" in text
     assert "by training on 48 of its 60 labels and testing on others." in text
-    assert "measured in round 5, which had as many labels." in project_page(answered(sample(), 12))
+    assert "measured in round 5, when there were as many labels." in project_page(answered(sample(), 12))
     assert "measured in round" not in project_page(sample())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -32,28 +32,22 @@ TrustServer = Annotated[
 ]
 
 
-def _confirm(trusted: str | None) -> Callable[[str], bool]:
-    """Return a function that asks at a terminal whether to trust a server other than ``trusted``."""
-
-    def confirm(url: str) -> bool:
-        if trusted is not None:
-            return trusted.strip().rstrip("/") == url
-        asked = f"The project names the server {url}, which you have not used before. Send it your token?"
-        return sys.stdin.isatty() and sys.stderr.isatty() and typer.confirm(asked, err=True)
-
-    return confirm
-
-
 @contextmanager
 def _connected(
     project: Path, token_file: Path | None, trusted: str | None
 ) -> Iterator[tuple[Project, LabelStudioLabeller]]:
-    """Open a project and connect to its server."""
+    """Open a project and connect to its server; at a terminal, ask whether to trust one not used before."""
     from coresift.labelling.labellers import label_studio
+
+    def confirm(url: str) -> bool:
+        if trusted is not None:
+            return trusted.strip().rstrip("/") == url
+        question = f"The project names the server {url}, which you have not used before. Send it your token?"
+        return sys.stdin.isatty() and sys.stderr.isatty() and typer.confirm(question, err=True)
 
     with (
         open_project(project) as opened,
-        label_studio.open_server(opened, token_file, _confirm(trusted)) as server,
+        label_studio.open_server(opened, token_file, confirm) as server,
     ):
         yield opened, label_studio.LabelStudioLabeller(opened, server)
 

@@ -126,7 +126,7 @@ def page(title: str, parts: Iterable[Part]) -> str:
     styles = dict.fromkeys(part.style for part in markups)
     scripts = dict.fromkeys(part.script for part in markups if part.script)
     body = [f"<p>{escape(part)}</p>" if isinstance(part, str) else part.to_html() for part in parts]
-    return _PAGE.format(
+    return asset("page.html").format(
         title=escape(title),
         scripts=" ".join(map(_allowed, scripts)) or "'none'",
         style=asset("page.css") + "".join(styles),
@@ -174,23 +174,3 @@ def _cell(text: str, longest: int = limits.CELL) -> str:
     if len(text) <= longest:
         return escape(text)
     return f"<details><summary>{escape(text[:longest])}…</summary>{escape(text)}</details>"
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:;
- style-src 'unsafe-inline'; script-src {scripts}; base-uri 'none'; form-action 'none'">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-<h1>{title}</h1>
-{body}
-</main>
-</body>
-</html>
-"""

@@ -56,7 +56,7 @@ def project_page(report: ProjectReport) -> str:
     forecast: list[Part] = [*_dated(report, is_answered), *report.worth]
     curve: list[Part] = [Heading("Learning curve"), *_curve(report)]
     if is_answered:
-        # Its forecast is shown with it: at the top it would look as if it were to come.
+        # Its forecast is shown with it; at the top it would look like a forecast for the next batch.
         parts += [*curve, Heading("The last batch"), *forecast]
     else:
         parts += [*forecast, *curve, Heading("What to label next, and why")]
@@ -105,7 +105,7 @@ def _when_measured(report: ProjectReport, trained: int) -> str:
         return ""
     last = report.rounds[-1]
     if trained == last.labels:
-        return f"; measured in round {last.number}, which had as many labels"
+        return f"; measured in round {last.number}, when there were as many labels"
     # Not "on all others": if there are many labels, some are neither trained nor tested on.
     return (
         f"; measured in round {last.number}, by training on {trained:,} of its {last.labels:,} labels and "
