@@ -63,7 +63,11 @@ CUDA_WARPS = 4  # of 32 threads, in a program
 CUDA_PROGRAMS = 4  # for each multiprocessor
 CUDA_GRAPH_STEPS = 32, 8, 1  # steps recorded into one CUDA graph
 CUDA_RUN_LENGTH = 512  # steps made without asking the host
+CUDA_TILE = 1024  # numbers of a vector that a program holds at a time
 CUDA_SUM_COPIES = 8  # of the cluster sums, so that fewer programs wait to add to the same one
+
+KEPT_VECTORS = 64  # points asked for together whose vectors the driver of a cluster keeps
+SHARD_ATTEMPTS = 4  # times that a shard of a cluster is built before its loss is final
 
 # --- scores and selectors
 SHORTEST_RUN = 8  # steps looked ahead on a GPU, at least
@@ -72,6 +76,11 @@ SCORED_NUMBERS = 2**22  # numbers in a block of rows that is scored, at most
 BALD_NUMBERS = 2**24  # numbers that samples of a model return for a block of rows, at most
 BALD_FEWEST_ROWS, BALD_MOST_ROWS = 16, 1024  # rows of such a block
 PROBIT_NODES = 64  # nodes of the integral for probit regression
+MEDOID_WORKING_SET = 2**19  # numbers of a temporary matrix of k-medoids: they stay in a cache
+MEDOID_WORKING_SET_ON_GPU = 2**26
+MOST_MIDDLES = 1024  # points nearest to a cluster's mean that may become its medoid; changes what is chosen
+LEAST_STEP = 1e-6  # share of the sum of a cluster's distances that a step of its medoid saves, at least
+LEAST_GAIN = 1e-4  # share of the sum of all distances that jumps of medoids save; both change what is chosen
 
 # --- strategies and select
 GIGA_BYTES = LOG_DET_BYTES = 70  # memory of a point that these selectors need besides the space
@@ -82,7 +91,8 @@ BLOCK_NUMBER_BYTES, MOST_BLOCK_BYTES = 80, 250_000_000  # of a number in a large
 SWAPPED_AXES = 10  # predictions of so many times more samples than points may have swapped axes
 
 # --- estimators
-
+RISING_SHARE = 0.2  # fraction of the epochs in which the learning rate of one cycle rises; changes the fit
+LAST_RATE = 1e-5  # learning rate at the end of the cosine; changes the fit
 ROW_NUMBERS_DRAWN = 2**20  # random numbers drawn at a time for the orders of coming epochs
 STEPS_RECORDED = 64  # steps of an epoch that is recorded as one CUDA graph, at most
 FEW_STEPS = 50  # steps after which batch norm's running statistics have forgotten their start, but for 0.5%
@@ -123,6 +133,10 @@ NAMED_IMAGES = 10  # images named in a message that some cannot be read
 ITEM_BLOCK = 65_536  # items whose nearest of a batch is found, or that a model predicts, at a time
 CANDIDATES = 100_000  # items looked at for a batch, drawn at random from larger pools; changes what is chosen
 COLD_CANDIDATES = 20_000  # the same without a model, where k-medoids take long; changes what is chosen
+MANY_LABELS = 1000  # from here on there are fewer epochs of more steps, so that any fit takes seconds
+LEAST_EPOCHS, MOST_STEPS = 12, 10  # epochs, and steps of an epoch, of such a fit
+CALIBRATION_FOLDS = 5  # labels are left out in so many parts, one after the other
+ENOUGH_LEFT_OUT = 400  # until so many were: they give the factor of calibration to 4%
 LEAST_LABELS = 10  # with fewer labels a model knows too little to choose by; changes what is chosen
 POOL_SAMPLE = 5000  # items over which a mean over the pool is taken
 LEAST_FORECAST = 30  # with fewer labels a fold would test on a handful, and no error is forecast

@@ -33,40 +33,28 @@ def check_posterior(
     >>> from coresift.posteriors import LinearPosterior
     >>> check_posterior(LinearPosterior(torch.zeros(2), torch.eye(2), 1.0), torch.randn(5, 2))
     """
-    assert isinstance(posterior, Posterior), (
-        f"{type(posterior).__name__} lacks sample, conditional or predictive"
-    )
+    name = type(posterior).__name__
+    assert isinstance(posterior, Posterior), f"{name} lacks sample, conditional or predictive"
     with torch.no_grad():
         theta = posterior.sample(num_samples, torch.Generator().manual_seed(0))
         again = posterior.sample(num_samples, torch.Generator().manual_seed(0))
         conditional, predictive = posterior.conditional(x, theta), posterior.predictive(x)
-        assert len(conditional.batch_shape) == 2 and conditional.batch_shape[1] == len(x), (
-            f"conditional has batch shape {tuple(conditional.batch_shape)}, expected (J, {len(x)})"
-        )
-        assert conditional.batch_shape[0] <= num_samples, "sample returned more draws than asked for"
-        assert tuple(predictive.batch_shape) == (len(x),), (
-            f"predictive has batch shape {tuple(predictive.batch_shape)}, expected ({len(x)},)"
-        )
-        mean = _mean(conditional)
+        shape, size = tuple(conditional.batch_shape), len(x)
+        assert shape[1:] == (size,), f"conditional has batch shape {shape}, expected (J, {size})"
+        assert shape[0] <= num_samples, "sample returned more draws than asked for"
+        shape = tuple(predictive.batch_shape)
+        assert shape == (size,), f"predictive has batch shape {shape}, expected ({size},)"
+        mean, half = _mean(conditional), size // 2
         _assert_close(_mean(posterior.conditional(x, again)), mean, tolerance, "draws from one seed")
-        half = len(x) // 2
-        _assert_close(
-            _mean(posterior.conditional(x[half:], theta)),
-            mean[:, half:],
-            tolerance,
-            "rows alone and together",
-        )
-        _assert_close(
-            _mean(posterior.predictive(x[half:])),
-            _mean(predictive)[half:],
-            tolerance,
-            "rows alone and together",
-        )
+        for rest, whole in (
+            (posterior.conditional(x[half:], theta), mean[:, half:]),
+            (posterior.predictive(x[half:]), _mean(predictive)[half:]),
+        ):
+            _assert_close(_mean(rest), whole, tolerance, "rows alone and together")
         values = expected_log_likelihood(predictive, conditional)
-        assert bool(torch.isfinite(values).all()), (
-            "L_n(theta) is not finite: does a sample rule an outcome out?"
-        )
-        assert float(values.max()) <= tolerance, f"L_n(theta) is {float(values.max())}, expected at most zero"
+        finite, largest = bool(torch.isfinite(values).all()), float(values.max())
+        assert finite, "L_n(theta) is not finite: does a sample rule an outcome out?"
+        assert largest <= tolerance, f"L_n(theta) is {largest}, expected at most zero"
         spread = mean.std(0) if len(mean) > 1 else torch.zeros_like(mean[0])
         gap = (mean.mean(0) - _mean(predictive)).abs()
         assert bool((gap <= 6 * spread / len(mean) ** 0.5 + 1e-3 * (1 + spread)).all()), (
@@ -102,15 +90,13 @@ def check_space(space: Space, *, tolerance: float | None = None) -> None:
     if bool(allowed.any()):
         cosine = torch.where(allowed, gram.sum(0) / space.norms, -torch.inf)
         best = int(cosine_search(space, allowed).argmax(total))
-        assert float(cosine[best]) >= float(cosine.max()) - near * size, (
-            f"cosine_search found {best}, not the maximum"
-        )
+        gap = float(cosine.max() - cosine[best])
+        assert gap <= near * size, f"cosine_search found {best}, not the maximum"
     for coordinates, squares in space.anchors():
         values = _inner(space, coordinates)  # (k, N)
         bound = squares[:, None] * space.norms**2 + near**2 + near * scale
-        assert bool((squares >= -near).all()) and bool((values**2 <= bound).all()), (
-            "a labelled point breaks the Cauchy-Schwarz inequality"
-        )
+        holds = bool((squares >= -near).all()) and bool((values**2 <= bound).all())
+        assert holds, "a labelled point breaks the Cauchy-Schwarz inequality"
 
 
 def check_selector(selector: Selector[Any], source: Space | Score, *, budget: int | None = None) -> None:
@@ -131,30 +117,27 @@ def check_selector(selector: Selector[Any], source: Space | Score, *, budget: in
         again = selector.select(source, budget, seed=1)
         taken, closed = batch.index[: budget // 2], batch.index[budget // 2 : budget // 2 + 1]
         rest = selector.select(source, budget, pending=taken, exclude=closed, seed=1)
-        for wrong in (0, -1, size + 1):
+        for impossible in (0, -1, size + 1):
             try:
-                selector.select(source, wrong)
+                selector.select(source, impossible)
             except InputError:
                 continue
-            raise AssertionError(f"a budget of {wrong} in a pool of {size} gave no InputError")
+            raise AssertionError(f"a budget of {impossible} in a pool of {size} gave no InputError")
     for found in (batch, rest):
-        if selector.exact_size:
-            assert len(found) == budget, f"asked for {budget} points, got {len(found)}"
-        assert len(found) <= budget, f"asked for {budget} points, got {len(found)}"
+        fits = len(found) == budget if selector.exact_size else len(found) <= budget
+        assert fits, f"asked for {budget} points, got {len(found)}"
         assert len(np.unique(found.index)) == len(found), "a point was chosen twice"
         assert ((found.index >= 0) & (found.index < size)).all(), "a point lies outside the pool"
         if found.weights is not None:
-            assert len(found.weights) == len(found) and (found.weights >= 0).all(), (
-                "weights are missing or negative"
-            )
+            enough = len(found.weights) == len(found)
+            assert enough and (found.weights >= 0).all(), "weights are missing or negative"
         if found.residuals is not None:
             assert np.isfinite(found.residuals).all(), "a residual is not finite"
         if found.information is not None:
             assert -1e-9 <= found.information <= 1 + 1e-9, f"information is {found.information}"
     assert (batch.index == again.index).all(), "the same seed gave another batch"
-    assert not np.isin(rest.index, np.concatenate([taken, closed])).any(), (
-        "a pending or excluded point was chosen"
-    )
+    wrong = np.isin(rest.index, np.concatenate([taken, closed]))
+    assert not wrong.any(), "a pending or excluded point was chosen"
 
 
 def _inner(space: Space, element: Tensor) -> Tensor:

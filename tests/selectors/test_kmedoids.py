@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from coresift import limits
 from coresift.selectors import KMedoids, kmedoids
 from coresift.spaces import FeatureSpace, GramSpace, VectorSpace
 from coresift.spaces.storage import OnDisk
@@ -162,7 +163,7 @@ def test_each_is_the_middle_of_its_points(dtype, pending):
 def test_large_clusters(num):
     """Of more points than may become the middle: the best of all is among those nearest to the mean."""
     points = torch.cat([normal(3, 2500, seed=k) + 50 * k for k in range(num)], 1)
-    assert points.shape[1] // num > kmedoids._MOST_MIDDLES
+    assert points.shape[1] // num > limits.MOST_MIDDLES
     batch = BY_TURNS.select(FeatureSpace(points.float()), num)
     for n in batch.index.tolist():
         own = points[:, n - n % 2500 :][:, :2500]
@@ -174,7 +175,7 @@ def test_the_working_set_does_not_matter(monkeypatch):
     space = FeatureSpace(clumps(4, 600, 9))
     expected = BY_TURNS.select(space, 40, pending=[2], seed=5)
     for size in (1, 700):
-        monkeypatch.setattr(kmedoids, "_WORKING_SET", size)
+        monkeypatch.setattr(limits, "MEDOID_WORKING_SET", size)
         found = BY_TURNS.select(space, 40, pending=[2], seed=5)
         assert found.index.tolist() == expected.index.tolist()
         assert found.weights.tolist() == expected.weights.tolist()

@@ -16,11 +16,6 @@ from coresift.labelling.records import Task
 
 # What the ledger calls them.
 MODEL_NAMES: dict[Task, str] = {"classification": "ensemble-10", "regression": "neural-linear-5"}
-_MANY = 1000  # labels above which there are fewer epochs of more steps, so that any fit takes seconds
-_LEAST_EPOCHS = 12
-_MOST_STEPS = 10  # of an epoch
-# Labels are left out in fifths, one after the other, until so many were: they give the factor to 4%.
-_CALIBRATION_FOLDS, _ENOUGH_LEFT_OUT = 5, 400
 
 
 def default_model(task: Task, num_labels: int, seed: int) -> EnsembleClassifier | NeuralLinearRegressor:
@@ -35,11 +30,11 @@ def default_model(task: Task, num_labels: int, seed: int) -> EnsembleClassifier 
     >>> default_model("classification", num_labels=50, seed=0).epochs
     60
     """
-    epochs = max(min(60, 60 * _MANY // max(num_labels, 1)), _LEAST_EPOCHS)
+    epochs = max(min(60, 60 * limits.MANY_LABELS // max(num_labels, 1)), limits.LEAST_EPOCHS)
     if task == "classification":
         return EnsembleClassifier(num_members=10, epochs=epochs, random_state=seed)
     # A step looks at all labels, so of many there are no more steps than of a few thousand.
-    large = math.ceil(num_labels / _MOST_STEPS) if num_labels > _MOST_STEPS * 512 else None
+    large = math.ceil(num_labels / limits.MOST_STEPS) if num_labels > limits.MOST_STEPS * 512 else None
     return NeuralLinearRegressor(
         num_members=5, epochs=epochs, batch_size=large, calibration_folds=3, random_state=seed
     )
@@ -84,8 +79,8 @@ def std_factor(
     def size(one: NeuralLinearRegressor) -> float:
         return float(np.sqrt(np.mean(one.predict(pool_rows, return_std=True)[1] ** 2)))
 
-    folds = np.random.default_rng(seed).permutation(np.arange(len(y)) % _CALIBRATION_FOLDS)
-    num = min(_CALIBRATION_FOLDS, math.ceil(_ENOUGH_LEFT_OUT * _CALIBRATION_FOLDS / len(y)))
+    folds = np.random.default_rng(seed).permutation(np.arange(len(y)) % limits.CALIBRATION_FOLDS)
+    num = min(limits.CALIBRATION_FOLDS, math.ceil(limits.ENOUGH_LEFT_OUT * limits.CALIBRATION_FOLDS / len(y)))
     sets = [(x[folds != fold], y[folds != fold]) for fold in range(num)]
     fits = model.fit_many(sets, [(seed + fold) % 2**32 for fold in range(num)])
     ratios = []

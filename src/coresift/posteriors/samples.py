@@ -33,8 +33,18 @@ _LARGEST_FLOORED = 1e-5
 Predictive = TypeVar("Predictive", bound=Distribution)
 
 
+class _Finite:
+    """Draws from K samples, of which no more are known."""
+
+    num_samples: int
+
+    def sample(self, num: int, generator: torch.Generator) -> Tensor:
+        """Return indices of up to ``num`` of the K samples, without repetition."""
+        return choose(self.num_samples, num, generator)
+
+
 @dataclass(frozen=True)
-class ClassSamples:
+class ClassSamples(_Finite):
     """Reads class probabilities of K posterior samples; a pool row is a (K, C) table.
 
     >>> probs_N_K_C = torch.tensor([[[0.9, 0.1], [0.1, 0.9]]])
@@ -43,10 +53,6 @@ class ClassSamples:
     """
 
     num_samples: int
-
-    def sample(self, num: int, generator: torch.Generator) -> Tensor:
-        """Return indices of up to ``num`` of the K samples, without repetition."""
-        return choose(self.num_samples, num, generator)
 
     def conditional(self, x: Tensor, theta: Tensor) -> Categorical:
         probs = self._checked(x)[:, theta].transpose(0, 1)  # (J, n, C)
@@ -66,7 +72,7 @@ class ClassSamples:
 
 
 @dataclass(frozen=True)
-class GaussianSamples:
+class GaussianSamples(_Finite):
     """Reads Gaussian predictions of K posterior samples; a pool row is a (K, 2) table of means and variances.
 
     The predictive, a mixture of K Gaussians, is replaced by the Gaussian of the same mean and variance. The
@@ -74,10 +80,6 @@ class GaussianSamples:
     """
 
     num_samples: int
-
-    def sample(self, num: int, generator: torch.Generator) -> Tensor:
-        """Return indices of up to ``num`` of the K samples, without repetition."""
-        return choose(self.num_samples, num, generator)
 
     def conditional(self, x: Tensor, theta: Tensor) -> Normal:
         mean, variance = self._checked(x)[:, theta].permute(2, 1, 0)  # (J, n) each
@@ -94,7 +96,7 @@ class GaussianSamples:
 
 
 @dataclass(frozen=True)
-class SampledPredictions:
+class SampledPredictions(_Finite):
     """Wraps a function of a chunk that returns the predictions of K posterior samples at once.
 
     Parameters
@@ -116,10 +118,6 @@ class SampledPredictions:
     @property
     def _table(self) -> ClassSamples | GaussianSamples:
         return (ClassSamples if self.classes else GaussianSamples)(self.num_samples)
-
-    def sample(self, num: int, generator: torch.Generator) -> Tensor:
-        """Return indices of up to ``num`` of the K samples, without repetition."""
-        return self._table.sample(num, generator)
 
     def conditional(self, x: Tensor, theta: Tensor) -> Distribution:
         return self._table.conditional(self.function(x).transpose(0, 1), theta)
@@ -172,9 +170,10 @@ class FunctionPosterior:
 @singledispatch
 def mixture(each: Distribution) -> Distribution:
     """Return the mixture of K equal parts (K, n) -> (n,), in the form that `FunctionPosterior` names."""
-    parts = _parameters(each, lambda value: value.movedim(0, 1))
-    weights = Categorical(probs=torch.ones(parts.batch_shape, device=getattr(parts, _names(parts)[0]).device))
-    return MixtureSameFamily(weights, parts)
+    names = _names(each)
+    parts = _joined([each], lambda values: values[0].movedim(0, 1), names)
+    weights = torch.ones(parts.batch_shape, device=getattr(parts, names[0]).device)
+    return MixtureSameFamily(Categorical(probs=weights), parts)
 
 
 @mixture.register
@@ -243,8 +242,8 @@ def by_blocks(predictive: Callable[[Tensor], Predictive], x: Tensor, numbers: in
     numbers : how many numbers the samples predict for one row.
     """
     size = max(limits.PREDICTIVE_NUMBERS // max(numbers, 1), 1)
-    joined: Predictive = _concatenated([predictive(rows) for rows in torch.split(x, size)])
-    return joined
+    whole: Predictive = _concatenated([predictive(rows) for rows in torch.split(x, size)])
+    return whole
 
 
 def categorical(logits: Tensor) -> Categorical:
@@ -267,18 +266,21 @@ def _floored(probs: Tensor) -> Tensor:
 
 def stack(distributions: list[Distribution]) -> Distribution:
     """Return one distribution of batch shape (J, n) from J of one family with batch shape (n,)."""
-    families = {type(distribution) for distribution in distributions}
+    families = {type(distribution).__name__ for distribution in distributions}
     if len(families) > 1:
-        names = ", ".join(sorted(family.__name__ for family in families))
+        names = ", ".join(sorted(families))
         raise InputError(f"the function returned distributions of several families: {names}")
     first = distributions[0]
     if not isinstance(first, Distribution):
         raise InputError(f"the function returned {type(first).__name__}, expected a torch Distribution")
-    stacked = {
-        name: torch.stack([getattr(distribution, name) for distribution in distributions])
-        for name in _names(first)
-    }
-    return _rebuild(first, stacked)
+    stacked: Distribution = _joined(distributions, torch.stack, _names(first))
+    return stacked
+
+
+def _joined(parts: Any, join: Callable[..., Tensor], names: list[str]) -> Any:
+    """Return one distribution from parts of a family, whose arguments of these names are joined."""
+    arguments = {name: join([getattr(part, name) for part in parts]) for name in names}
+    return type(parts[0])(**arguments, validate_args=False)
 
 
 def _concatenated(parts: list[Any]) -> Any:
@@ -292,8 +294,7 @@ def _concatenated(parts: list[Any]) -> Any:
     if isinstance(first, MixtureSameFamily):
         weights = _concatenated([part.mixture_distribution for part in parts])
         return MixtureSameFamily(weights, _concatenated([part.component_distribution for part in parts]))
-    names = ["probs"] if isinstance(first, Categorical) else _names(first)
-    return _rebuild(first, {name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+    return _joined(parts, torch.cat, ["probs"] if isinstance(first, Categorical) else _names(first))
 
 
 def _names(distribution: Distribution) -> list[str]:
@@ -309,18 +310,6 @@ def _names(distribution: Distribution) -> list[str]:
             "sample, conditional and predictive instead"
         )
     return names
-
-
-def _parameters(distribution: Distribution, change: Callable[[Tensor], Tensor]) -> Distribution:
-    return _rebuild(
-        distribution, {name: change(getattr(distribution, name)) for name in _names(distribution)}
-    )
-
-
-def _rebuild(distribution: Distribution, arguments: dict[str, Any]) -> Distribution:
-    family: Any = type(distribution)
-    rebuilt: Distribution = family(**arguments, validate_args=False)
-    return rebuilt
 
 
 def _matched_normal(mean: Tensor, variance: Tensor) -> Normal:

@@ -29,8 +29,6 @@ from coresift.types import Index
 
 # The least squared distance, in units of the space: float32 loses digits of smaller ones.
 LEAST = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
-# Numbers of a vector that the kernels of one program hold at a time.
-TILE = 1024
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class _Scan:
             self.values if vector is None else vector,
             self.size,
             J=0 if vector is None else self.num_rows,
-            TILE=min(_power_of_two(self.num_rows), TILE),
+            TILE=min(_power_of_two(self.num_rows), limits.CUDA_TILE),
             PARTIALS=self.partials,
             LOWEST=lowest,
             TIED=TIED,
@@ -339,7 +337,7 @@ class CudaDistances(CentreDistances):
             index,
             self._table.shape[1],
             COPIES=len(self._table),
-            TILE=TILE,
+            TILE=limits.CUDA_TILE,
         )
         return index
 
@@ -370,21 +368,22 @@ class CudaDistances(CentreDistances):
             self._state,
             scan.size,
             J=scan.num_rows,
-            TILE=min(_power_of_two(scan.num_rows), TILE),
+            TILE=min(_power_of_two(scan.num_rows), limits.CUDA_TILE),
             SAME=SAME,
         )
         self._update()
 
     def draw(self, share: float) -> Tensor:
         weights = torch.where(self._open.bool(), self._nearest, 0.0).double()
-        blocks = torch.nn.functional.pad(weights, (0, -len(weights) % TILE)).view(-1, TILE)
+        tile = limits.CUDA_TILE
+        blocks = torch.nn.functional.pad(weights, (0, -len(weights) % tile)).view(-1, tile)
         sums = blocks.sum(1).cpu()
         if float(sums.sum()) == 0:
             return torch.tensor(-1, device=weights.device)
         left = share * float(sums.sum())
         block = _where_reached(sums, left)
         place = _where_reached(blocks[block].cpu(), max(left - float(sums[:block].sum()), 0.0))
-        return torch.tensor(block * TILE + place, device=weights.device)
+        return torch.tensor(block * tile + place, device=weights.device)
 
     def radius(self) -> float:
         return math.sqrt(self._nearest.max()) * self.space.unit

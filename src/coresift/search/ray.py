@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from coresift import limits
 from coresift.pool.dataset import import_ray
 from coresift.search.base import CentreDistances, CosineSearch, centre_distances, cosine_search
 from coresift.search.cpu import TIED
@@ -28,8 +29,6 @@ from coresift.spaces.vectors import ColumnSpace
 from coresift.types import Batch, Floats, Index
 
 _QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
-# Points asked for together that are kept: those chosen come back again and again, long lists do not.
-_FEW = 64
 
 
 def select_on_ray(
@@ -154,7 +153,7 @@ class RaySpace(ColumnSpace):
                 found[:, missing.nonzero()[0][own]] = self.shards.ask_one(number, "columns", local)
         for position in (~missing).nonzero()[0].tolist():
             found[:, position] = self._kept[int(wanted[position])]
-        if len(wanted) <= _FEW:
+        if len(wanted) <= limits.KEPT_VECTORS:
             self._kept.update({n: found[:, position].copy() for position, n in enumerate(wanted.tolist())})
         return torch.from_numpy(found)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from coresift.checks import check_integer
-from coresift.limits import POOL_BLOCK
+from coresift.limits import POOL_BLOCK, SHARD_ATTEMPTS
 from coresift.pool import Part
 from coresift.pool.dataset import import_ray
 from coresift.posteriors.network import split_last_layer
@@ -28,9 +28,6 @@ from coresift.spaces.base import norm_sum, selectable
 from coresift.spaces.problem import Problem
 from coresift.spaces.vectors import VectorSpace
 from coresift.types import Floats, Index, InputError
-
-# How often a shard is built again before its loss counts as final.
-_ATTEMPTS = 4
 
 Bits: TypeAlias = npt.NDArray[np.uint8]
 
@@ -280,7 +277,7 @@ class Shards:
 
     def _answer(self, number: int, call: Any, method: str, arguments: tuple[Any, ...]) -> Any:
         """Wait for a call; where its actor is lost, bring another to the same state and ask that."""
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(SHARD_ATTEMPTS):
             try:
                 if attempt:
                     self._replace(number, method)
@@ -289,11 +286,11 @@ class Shards:
             except self._ray.exceptions.RayTaskError as error:
                 raise error.cause from None
             except self._losses as error:
-                if attempt == _ATTEMPTS - 1:
+                if attempt == SHARD_ATTEMPTS - 1:
                     raise RuntimeError(
                         f"the worker of rows {self.starts[number]} to {self.starts[number + 1] - 1} died "
-                        f"{_ATTEMPTS} times; if its machine is short of memory, use more workers or fewer "
-                        f"num_samples. Ray says: {error}"
+                        f"{SHARD_ATTEMPTS} times; if its machine is short of memory, use more workers or "
+                        f"fewer num_samples. Ray says: {error}"
                     ) from None
                 warnings.warn(
                     f"the worker of rows {self.starts[number]} to {self.starts[number + 1] - 1} died; "

@@ -11,21 +11,13 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from coresift import limits
 from coresift.checks import check_integer
 from coresift.selectors.base import Selection, Selector
 from coresift.spaces.base import Space
 from coresift.spaces.storage import InMemory
 from coresift.spaces.vectors import ColumnSpace, VectorSpace
 from coresift.types import Floats, Index, InputError
-
-# Numbers of a temporary matrix, points by medoids or pairs within clusters; on a CPU it stays in a cache.
-_WORKING_SET, _WORKING_SET_ON_GPU = 2**19, 2**26
-# In a larger cluster only so many points, those nearest to its mean, may become its medoid.
-_MOST_MIDDLES = 1024
-# A medoid moves if that shortens the sum of its distances by more than this share: less may be rounding.
-_LEAST_STEP = 1e-6
-# Medoids jump if that shortens the sum of all distances by more than this share: less is not worth a search.
-_LEAST_GAIN = 1e-4
 
 # Positions of the medoids (b,) among the candidates, how many candidates each member of the selection has,
 # pending ones first, and the sum of the distances.
@@ -178,7 +170,7 @@ class Turns:
         self.points = points - points.mean(0, dtype=torch.float64).to(points)
         self.weights, self.held, self.allowed = weights.to(points), held, allowed
         self.medoids = torch.cat([torch.arange(held, device=start.device), start])
-        self._working_set = _WORKING_SET_ON_GPU if points.is_cuda else _WORKING_SET
+        self._working_set = limits.MEDOID_WORKING_SET_ON_GPU if points.is_cuda else limits.MEDOID_WORKING_SET
         self._squares = self.points.square().sum(1)
         # Half of what the squared distance to the medoid has over the squared norm: enough to compare by.
         self._excess, self.owner = self._nearest(self.points, self.medoids)
@@ -277,7 +269,8 @@ class Turns:
         start = 0
         while start < len(numbers):
             largest = int(descending[start])
-            room = self._working_set // (largest * max(min(largest, _MOST_MIDDLES), self.points.shape[1]))
+            width = max(min(largest, limits.MOST_MIDDLES), self.points.shape[1])
+            room = self._working_set // (largest * width)
             alike = int(np.searchsorted(-descending, -largest / 2, side="right"))
             stop = min(alike, start + max(room, 1))
             yield numbers[start:stop], largest
@@ -290,11 +283,11 @@ class Turns:
         local = self.points[members] - self.points[present]  # (c, m, J)
         weights, able = self.weights[members] * inside, inside & (members < self.allowed)
         middles = torch.arange(members.shape[1], device=members.device).expand_as(members)
-        if members.shape[1] > _MOST_MIDDLES:
+        if members.shape[1] > limits.MOST_MIDDLES:
             mean = (weights[:, None] @ local) / weights.sum(1)[:, None, None]
             far = (local - mean).square().sum(2).masked_fill_(~able, torch.inf)
             far.masked_fill_(inside & (members == present), -1.0)  # which the others are compared with
-            middles = far.topk(_MOST_MIDDLES, largest=False).indices.sort().values  # (c, t)
+            middles = far.topk(limits.MOST_MIDDLES, largest=False).indices.sort().values  # (c, t)
         candidates = local.gather(1, middles[:, :, None].expand(-1, -1, local.shape[2]))
         now = local.square().sum(2).sqrt()  # (c, m) distances to the medoid
         sums = torch.zeros_like(candidates[:, :, 0])
@@ -309,7 +302,7 @@ class Turns:
         which = gains.masked_fill_(padding, -1.0).argmax(1)
         self._goals[numbers] = at.gather(1, which[:, None])[:, 0]
         least, which = sums.masked_fill_(padding, torch.inf).min(1)
-        better = (least < (1 - _LEAST_STEP) * (weights * now).sum(1)) & (numbers >= self.held)
+        better = (least < (1 - limits.LEAST_STEP) * (weights * now).sum(1)) & (numbers >= self.held)
         self.medoids[numbers] = torch.where(better, at.gather(1, which[:, None])[:, 0], present[:, 0])
 
     def _jump(self) -> Tensor:
@@ -338,7 +331,7 @@ class Turns:
         winning = (-gain).argsort(kind="stable")[: len(leaving)]
         won = gain[winning] - loss[leaving]  # descending
         num = int((won > 0).sum())
-        if won[:num].sum() <= _LEAST_GAIN * float((self.weights * distance).sum(dtype=torch.float64)):
+        if won[:num].sum() <= limits.LEAST_GAIN * float((self.weights * distance).sum(dtype=torch.float64)):
             return self.medoids[:0]
         moved = torch.from_numpy(leaving[:num]).to(self.medoids.device)
         self.medoids[moved] = self._goals[torch.from_numpy(winning[:num]).to(moved.device)]

@@ -10,7 +10,7 @@ import tempfile
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import numpy as np
@@ -47,10 +47,10 @@ class Columns(ABC):
     def __len__(self) -> int:
         return self.shape[1]
 
-    def parts(self) -> Iterator[slice]:
+    def parts(self) -> list[slice]:
         """The blocks, in order."""
         size = len(self)
-        return (slice(start, min(start + self.block, size)) for start in range(0, size, self.block))
+        return [slice(start, min(start + self.block, size)) for start in range(0, size, self.block)]
 
     @abstractmethod
     def part(self, part: slice) -> Tensor:

@@ -22,11 +22,6 @@ from coresift.search.graphs import recorded
 from coresift.threads import count_again, enough_threads
 from coresift.types import InputError
 
-# The fraction of the epochs in which the learning rate of one cycle rises.
-_RISING = 0.2
-# The learning rate at the end of the cosine.
-_LAST_RATE = 1e-5
-
 Schedule = Literal["cosine", "one-cycle"]
 
 
@@ -171,11 +166,11 @@ class Trainer:
         return max(self.epochs, math.ceil(self.least_steps / len(self.mini_batches(size))))
 
     def _rate(self, epoch: int, epochs: int) -> float:
-        rising = math.ceil(_RISING * epochs) if self.schedule == "one-cycle" else 0
+        rising = math.ceil(limits.RISING_SHARE * epochs) if self.schedule == "one-cycle" else 0
         if epoch < rising:
             return self.learning_rate * (epoch + 1) / (rising + 1)
         cosine = 0.5 * (1 + math.cos(math.pi * (epoch - rising) / (epochs - rising)))
-        return _LAST_RATE + (self.learning_rate - _LAST_RATE) * cosine
+        return limits.LAST_RATE + (self.learning_rate - limits.LAST_RATE) * cosine
 
 
 class _Steps:
