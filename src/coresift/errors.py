@@ -7,9 +7,6 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
-# What the system reports where a disk, or a user's quota, is full.
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
 
 def shown(value: object) -> str:
     """Return ``value`` as an error shows it: on one line, and cut where it is long.
@@ -48,8 +45,8 @@ class DiskFullError(InputError):
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether an error says that the disk is full."""
-    return error.errno in _FULL
+    """Return whether an error says that the disk, or a user's quota, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def cannot_write(path: Path | str, error: OSError, advice: str = "") -> InputError:

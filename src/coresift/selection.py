@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -124,7 +124,7 @@ def select(
     given = _Given(pool, posterior, probs, means, variances, labelled, features)
     problem, budget = _problem(given, method, budget, resources, seed)
     if resources.engine == "ray":
-        return _select_on_ray(method, problem, budget, pending, exclude, resources.num_workers)
+        return _ray(method)(method, problem, budget, pending, exclude, num_workers=resources.num_workers)
     with enough_threads(len(problem.pool) * problem.num_samples):
         if problem.memory is not None:
             taken = budget + len(check_index(pending, len(problem.pool), "pending"))
@@ -184,20 +184,14 @@ def _check_arguments(old: dict[str, Any]) -> None:
         raise TypeError(f"select() got an unexpected keyword argument {name!r}")
 
 
-def _select_on_ray(
-    method: Strategy,
-    problem: Problem,
-    budget: int,
-    pending: Iterable[int],
-    exclude: Iterable[int],
-    num_workers: int | None,
-) -> Batch:
+def _ray(method: Strategy) -> Callable[..., Batch]:
+    """Return the function that chooses on a cluster; raise where a strategy cannot."""
     if not method.shards:
         able = ", ".join(name for name, row in STRATEGIES.items() if row.shards)
         raise InputError(f"this strategy cannot choose from a pool in shards; those that can are {able}")
     from coresift.search.ray import select_on_ray  # an optional package
 
-    return select_on_ray(method, problem, budget, pending, exclude, num_workers=num_workers)
+    return select_on_ray
 
 
 def _model(given: _Given) -> tuple[Posterior | None, Pool, Tensor | None]:

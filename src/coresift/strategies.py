@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from coresift.checks import check_integer, check_switch
-from coresift.errors import InputError
+from coresift.errors import InputError, suggestion
 from coresift.pool import Pool
 from coresift.posteriors.base import Posterior
 from coresift.scores.bald import information_gain
@@ -40,6 +39,7 @@ from coresift.spaces.problem import Problem
 from coresift.types import Batch
 
 DEFAULT = "predictive-lcmd"
+_OWN_OPTIONS = ("num_samples", "exact")
 
 
 @dataclass(frozen=True)
@@ -92,20 +92,19 @@ class Strategy:
         >>> STRATEGIES["acs-fw"].with_options(num_samples=64, fill=False).selector
         FrankWolfe(fill=False, tolerance=1e-06, start='zero')
         """
-        changed = self
+        changed: Any = self
         for name, value in options.items():
-            changed = changed._with_option(name, value)
-        return changed
-
-    def _with_option(self, name: str, value: Any) -> Strategy:
-        if name in ("num_samples", "exact"):
-            return replace(self, **{name: value})
-        for part in ("build", "selector"):
-            if name in _options(getattr(self, part)):
-                changed: Any = replace(getattr(self, part), **{name: value})
-                return replace(self, **{part: changed})
-        known = ["num_samples", "exact", *_options(self.build), *_options(self.selector)]
-        raise InputError(f"this strategy has no option {name}; it has {', '.join(known)}")
+            part = next(
+                (part for part in ("build", "selector") if name in _options(getattr(self, part))), None
+            )
+            if name in _OWN_OPTIONS:
+                changed = replace(changed, **{name: value})
+            elif part is not None:
+                changed = replace(changed, **{part: replace(getattr(changed, part), **{name: value})})
+            else:
+                known = ", ".join([*_OWN_OPTIONS, *_options(self.build), *_options(self.selector)])
+                raise InputError(f"this strategy has no option {name}; it has {known}")
+        return changed  # type: ignore[no-any-return]
 
 
 def _options(part: Any) -> list[str]:
@@ -201,16 +200,9 @@ def find_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
     >>> find_strategy("predictive-lcmd", num_samples=64, num_dimensions=256).build
     Predictive(num_dimensions=256, scaling='margin')
     """
-    return _by_name(strategy).with_options(**options)
-
-
-def _by_name(strategy: str | Strategy) -> Strategy:
-    if isinstance(strategy, Strategy):
-        return strategy
-    if not isinstance(strategy, str):
+    if not isinstance(strategy, str | Strategy):
         raise InputError(f"a strategy is a name or a Strategy, got {type(strategy).__name__}")
-    if strategy in STRATEGIES:
-        return STRATEGIES[strategy]
-    near = difflib.get_close_matches(strategy.lower(), STRATEGIES, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(STRATEGIES)}"
-    raise InputError(f"unknown strategy {strategy!r}; {hint}")
+    if isinstance(strategy, str) and strategy not in STRATEGIES:
+        raise InputError(f"unknown strategy {strategy!r}; {suggestion(strategy, STRATEGIES)}")
+    found = STRATEGIES[strategy] if isinstance(strategy, str) else strategy
+    return found.with_options(**options)

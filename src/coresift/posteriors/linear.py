@@ -19,8 +19,6 @@ class LinearPosterior(GaussianWeights):
 
     Attributes
     ----------
-    mean : (d,)
-    covariance : (d, d)
     noise_variance : s0^2
 
     >>> posterior = LinearPosterior(torch.zeros(2), torch.eye(2), noise_variance=1.0)
@@ -50,7 +48,6 @@ class NormalInverseGammaPosterior(GaussianWeights):
 
     Attributes
     ----------
-    mean : (d,)
     covariance : (d, d), V: that of theta in units of the noise variance s2.
     shape, rate : a and b of the inverse gamma; the predictive variance is finite only for ``shape > 1``.
     """
@@ -69,10 +66,12 @@ class NormalInverseGammaPosterior(GaussianWeights):
 
     def sample(self, num: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw (J, d) samples of theta and (J,) of the noise variance."""
-        noise_variance = self.rate / _standard_gamma(self.shape, num, generator).to(self.mean)
-        return self.mean + noise_variance.sqrt()[:, None] * self.centred_samples(
-            num, generator
-        ), noise_variance
+        # torch draws gammas only from its global generator; NumPy takes a seed.
+        seed = int(torch.randint(2**62, (), generator=generator))
+        gamma = torch.from_numpy(np.random.default_rng(seed).standard_gamma(self.shape, num))
+        noise_variance = self.rate / gamma.to(self.mean)
+        centred = self.centred_samples(num, generator)
+        return self.mean + noise_variance.sqrt()[:, None] * centred, noise_variance
 
     def outputs(self, features: Tensor, theta: tuple[Tensor, Tensor]) -> Tensor:
         return super().outputs(features, theta[0])
@@ -132,10 +131,3 @@ class BayesianLinearRegression:
         # The same as b0 + (y^T y + m0^T P0 m0 - m^T P m) / 2, without the cancellation.
         rate = self.noise_rate + 0.5 * float(residual @ residual + drift @ prior_precision @ drift)
         return NormalInverseGammaPosterior(*result, self.noise_shape + len(x) / 2, rate)
-
-
-def _standard_gamma(shape: float, num: int, generator: torch.Generator) -> Tensor:
-    """Draw (num,) samples of Gamma(shape, 1), in float64."""
-    # torch draws gammas only from its global generator; NumPy takes a seed.
-    seed = int(torch.randint(2**62, (), generator=generator))
-    return torch.from_numpy(np.random.default_rng(seed).standard_gamma(shape, num))

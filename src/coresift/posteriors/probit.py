@@ -21,19 +21,12 @@ from coresift.posteriors.gaussian import (
 )
 from coresift.types import InputError
 
-_LARGEST_LOGIT = 1e9
-
 
 @dataclass(frozen=True, eq=False)
 class ProbitPosterior(GaussianWeights):
     """theta ~ N(mean, covariance), y in {0, 1} with p(y = 1 | x, theta) = Phi(theta^T x).
 
     The predictive is exact: p(y = 1 | x) = Phi(zeta) with zeta = mean^T x / sqrt(1 + x^T covariance x).
-
-    Attributes
-    ----------
-    mean : (d,)
-    covariance : (d, d)
 
     >>> posterior = ProbitPosterior(torch.tensor([1.0, 0.0]), torch.eye(2))
     >>> posterior.predictive(torch.tensor([[0.0, 3.0], [1.0, 0.0]])).probs
@@ -179,9 +172,8 @@ def _gaussian(
     prior_precision: Tensor, prior_shift: Tensor, x: Tensor, precision: Tensor, shift: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return mean (d,) and covariance (d, d) of a Gaussian prior times Gaussian sites along rows (n, d)."""
-    covariance = torch.cholesky_inverse(
-        torch.linalg.cholesky(prior_precision + x.mT @ (precision[:, None] * x))
-    )
+    posterior_precision = prior_precision + x.mT @ (precision[:, None] * x)
+    covariance = torch.cholesky_inverse(torch.linalg.cholesky(posterior_precision))
     return covariance @ (prior_shift + x.mT @ shift), covariance
 
 
@@ -197,4 +189,4 @@ def _bernoulli(z: Tensor) -> Bernoulli:
     # log Phi(z) - log Phi(-z) keeps the smaller of the two probabilities, where Phi(z) would round to 1.
     logits = torch.special.log_ndtr(z) - torch.special.log_ndtr(-z)
     # They are about z^2 / 2, which has to stay finite.
-    return Bernoulli(logits=logits.clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT))
+    return Bernoulli(logits=logits.clamp(-1e9, 1e9))

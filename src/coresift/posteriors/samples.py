@@ -26,9 +26,6 @@ from coresift.posteriors.base import Posterior
 # A tree or a saturated softmax gives probability zero where it means "not seen". With log 0, one sample would
 # outweigh all others; therefore probabilities are floored before they are compared.
 FLOOR = 1e-6
-# The floors of all classes together are at most this: with thousands of classes at FLOOR, a sure point would
-# seem unsure.
-_LARGEST_FLOORED = 1e-5
 
 Predictive = TypeVar("Predictive", bound=Distribution)
 
@@ -260,7 +257,8 @@ def gaussian(mean: Tensor, std: Tensor) -> Distribution:
 
 
 def _floored(probs: Tensor) -> Tensor:
-    probs = probs.clamp(min=min(FLOOR, _LARGEST_FLOORED / probs.shape[-1]))
+    # With thousands of classes at this floor, a sure point would seem unsure.
+    probs = probs.clamp(min=min(FLOOR, 1e-5 / probs.shape[-1]))
     return probs / probs.sum(-1, keepdim=True)
 
 

@@ -13,9 +13,6 @@ from coresift.checks import check_integer, check_shape
 from coresift.posteriors.samples import by_blocks, own_generator
 from coresift.types import InputError
 
-# The smallest log probability: minus infinity would rule an outcome out for good.
-_LOWEST = -30.0
-
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxPosterior:
@@ -42,9 +39,8 @@ class SoftmaxPosterior:
 
     def to(self, device: torch.device | str) -> SoftmaxPosterior:
         """Return the posterior on another device."""
-        return replace(
-            self, mean=self.mean.to(device), std=self.std.to(device), factor=self.factor.to(device)
-        )
+        tensors = {name: getattr(self, name).to(device) for name in ("mean", "std", "factor")}
+        return replace(self, **tensors)
 
     def __post_init__(self) -> None:
         num_predictive = check_integer(self.num_predictive, 1, "num_predictive")
@@ -71,7 +67,8 @@ class SoftmaxPosterior:
         return features @ theta.mT
 
     def likelihood(self, outputs: Tensor, theta: Tensor) -> Categorical:
-        return Categorical(logits=torch.log_softmax(outputs, -1).clamp(min=_LOWEST), validate_args=False)
+        # A log probability of minus infinity would rule an outcome out for good.
+        return Categorical(logits=torch.log_softmax(outputs, -1).clamp(min=-30), validate_args=False)
 
     def conditional(self, x: Tensor, theta: Tensor) -> Categorical:
         return self.likelihood(self.outputs(self.features(x), theta), theta)

@@ -27,10 +27,6 @@ from coresift.scores.base import Score, score_pool
 from coresift.scores.entropy import distribution_entropy
 from coresift.spaces.problem import Problem
 
-# The integral for probit regression: how many standard deviations it goes from the mean, and how far from
-# zero, beyond which labels are certain.
-_DEVIATIONS, _FARTHEST = 9.0, 10.0
-
 
 def bald(
     posterior: Posterior, pool: Pool, num_samples: int = 256, *, numbers: int = BALD_NUMBERS, **given: Any
@@ -103,7 +99,8 @@ def _(posterior: ProbitPosterior, x: Tensor) -> Tensor:
     std = posterior.function_variance(x).sqrt().clamp(min=1e-12)
     # Gauss-Legendre where density and entropy are above rounding. Nodes that follow the density alone, as
     # those of Gauss-Hermite, step over the entropy where the standard deviation is large.
-    low, high = ((mean + side * _DEVIATIONS * std).clamp(-_FARTHEST, _FARTHEST) for side in (-1, 1))
+    # Beyond 9 standard deviations there is no density, and beyond 10 from zero labels are certain.
+    low, high = ((mean + side * 9 * std).clamp(-10, 10) for side in (-1, 1))
     latent = (low + high) / 2 + nodes[:, None] * (high - low) / 2  # (nodes, n)
     density = torch.exp(-0.5 * ((latent - mean) / std).square()) / (std * math.sqrt(2 * math.pi))
     each = posterior.likelihood(latent.unsqueeze(-1), latent)

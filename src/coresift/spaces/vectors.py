@@ -26,9 +26,6 @@ from coresift.spaces.storage import (
 )
 from coresift.types import InputError
 
-# Labelled points may be this many times as large as the pool's: float32 can hold their squared distances.
-_LARGEST_RATIO = 2.0**60
-
 
 class ColumnSpace(Space):
     """A space whose elements are J numbers, wherever the pool's vectors are; column n is L_n."""
@@ -191,7 +188,7 @@ class VectorSpace(ColumnSpace):
         if self.labelled is None:
             return
         ratio = largest_entry([self.labelled]) / self.largest if self.largest > 0 else 0.0
-        if not ratio <= _LARGEST_RATIO:
+        if not ratio <= 2.0**60:  # float32 can hold squared distances of such points
             raise InputError(
                 f"labelled vectors are {ratio:.1g} times as large as the pool's, so that distances "
                 "within the pool would be lost in rounding; check that both have the same units"
