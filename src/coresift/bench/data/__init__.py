@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import resources
+from pathlib import Path
 
 import numpy as np
 
 from coresift.bench.data.generated import generated_year
 from coresift.bench.data.image_files import Images, write_sheets
 from coresift.bench.data.images import IMAGES, ImageSource, are_images, load_images
-from coresift.bench.data.readers import Table
+from coresift.bench.data.readers import Table, read_own
 from coresift.bench.data.tables import TABLES, Source, checksum, load_table
 from coresift.types import Floats
 
@@ -39,6 +39,5 @@ def load_energy() -> tuple[Floats, Floats]:
     >>> x.shape, float(y.mean().round(3))
     ((768, 8), 22.307)
     """
-    with resources.files(__package__).joinpath("energy.csv").open(encoding="utf-8") as file:
-        table = np.loadtxt(file, delimiter=",", skiprows=1)
-    return table[:, :-1], table[:, -1]
+    table = read_own(Path(__file__).with_name("energy.csv"))
+    return table.x.astype(np.float64), table.y

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gzip
 import pickle
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coresift.atomic import replacing
+from coresift.bench.data.readers import reading
 from coresift.reading import open_image, pillow
 from coresift.types import Index, InputError
 
@@ -144,18 +144,6 @@ def read_arrays(paths: Sequence[Path], shape: Shape | None = None) -> Arrays:
         if missing:
             raise InputError(f"{path} lacks {', '.join(missing)}; it should hold {content}")
         return arrays["x"], arrays["y"], arrays["test_x"], arrays["test_y"]
-
-
-@contextmanager
-def reading(path: Path, content: str) -> Iterator[None]:
-    """Name the file, and the content it should have, whatever its bytes make a library raise."""
-    try:
-        yield
-    except (InputError, MemoryError):
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise InputError(f"cannot read {path}: {reason}; it should hold {content}") from error
 
 
 def _read_split(labels: Path, shape: Shape) -> tuple[Pixels, Array]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
 from coresift.bench.data.image_files import (
+    Array,
     Arrays,
     Form,
     Images,
@@ -21,12 +22,21 @@ from coresift.bench.data.image_files import (
     read_pickles,
     read_records,
     read_sheets,
-    reading,
 )
+from coresift.bench.data.readers import reading
+from coresift.bench.data.tables import ADVICE, data_folder
 from coresift.errors import InputError, suggestion
 
-SHEETS = Form(("train_labels.npy", "test_labels.npy", "train_00.webp", "test_00.webp"), read_sheets)
 CIFAR_BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
+CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt")
+FASHION_CLASSES = (*CLOTHES, "Sneaker", "Bag", "Ankle boot")
+SHEETS = Form(("train_labels.npy", "test_labels.npy", "train_00.webp", "test_00.webp"), read_sheets)
+CIFAR_RECORDS = Form(tuple(f"{name}.bin" for name in CIFAR_BATCHES), read_records, "cifar-10-batches-bin")
+CIFAR_PICKLES = Form(CIFAR_BATCHES, read_pickles, "cifar-10-batches-py")
+IDX_FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+IDX = Form(tuple(f"{name}-ubyte.gz" for name in IDX_FILES), read_idx)
+MAT = Form(("train_32x32.mat", "test_32x32.mat"), read_mat)
 
 
 @dataclass(frozen=True)
@@ -56,58 +66,34 @@ class ImageSource:
 
 IMAGES: dict[str, ImageSource] = {
     "cifar10": ImageSource(
-        (3, 32, 32),
-        ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-        (5000,) * 10,
-        (1000,) * 10,
-        (0.4914, 0.4822, 0.4465),
-        (
-            Form(tuple(f"{name}.bin" for name in CIFAR_BATCHES), read_records, "cifar-10-batches-bin"),
-            Form(CIFAR_BATCHES, read_pickles, "cifar-10-batches-py"),
-        ),
-        "https://www.cs.toronto.edu/~kriz/cifar.html",
-        "none stated",
+        shape=(3, 32, 32),
+        class_names=CIFAR_CLASSES,
+        counts=(5000,) * 10,
+        test_counts=(1000,) * 10,
+        means=(0.4914, 0.4822, 0.4465),
+        forms=(CIFAR_RECORDS, CIFAR_PICKLES),
+        origin="https://www.cs.toronto.edu/~kriz/cifar.html",
+        licence="none stated",
     ),
     "fashion_mnist": ImageSource(
-        (1, 28, 28),
-        (
-            "T-shirt/top",
-            "Trouser",
-            "Pullover",
-            "Dress",
-            "Coat",
-            "Sandal",
-            "Shirt",
-            "Sneaker",
-            "Bag",
-            "Ankle boot",
-        ),
-        (6000,) * 10,
-        (1000,) * 10,
-        (0.2860,),
-        (
-            Form(
-                (
-                    "train-images-idx3-ubyte.gz",
-                    "train-labels-idx1-ubyte.gz",
-                    "t10k-images-idx3-ubyte.gz",
-                    "t10k-labels-idx1-ubyte.gz",
-                ),
-                read_idx,
-            ),
-        ),
-        "https://github.com/zalandoresearch/fashion-mnist",
-        "MIT",
+        shape=(1, 28, 28),
+        class_names=FASHION_CLASSES,
+        counts=(6000,) * 10,
+        test_counts=(1000,) * 10,
+        means=(0.2860,),
+        forms=(IDX,),
+        origin="https://github.com/zalandoresearch/fashion-mnist",
+        licence="MIT",
     ),
     "svhn": ImageSource(
-        (3, 32, 32),
-        tuple("0123456789"),
-        (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659),
-        (1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595),
-        (0.4377, 0.4438, 0.4728),
-        (Form(("train_32x32.mat", "test_32x32.mat"), read_mat),),
-        "http://ufldl.stanford.edu/housenumbers/ (format 2, cropped digits)",
-        "non-commercial use only",
+        shape=(3, 32, 32),
+        class_names=tuple("0123456789"),
+        counts=(4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659),
+        test_counts=(1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595),
+        means=(0.4377, 0.4438, 0.4728),
+        forms=(MAT,),
+        origin="http://ufldl.stanford.edu/housenumbers/ (format 2, cropped digits)",
+        licence="non-commercial use only",
     ),
 }
 
@@ -115,19 +101,19 @@ IMAGES: dict[str, ImageSource] = {
 def are_images(name_or_path: str | Path) -> bool:
     """Whether this is for `load_images`: a name in `IMAGES`, or an ``.npz`` file of more than rows."""
     path = Path(name_or_path)
-    if str(name_or_path) in IMAGES or path.suffix.lower() != ".npz" or not path.is_file():
-        return str(name_or_path) in IMAGES
+    of_arrays = path.suffix.lower() == ".npz" and path.is_file()
+    return str(name_or_path) in IMAGES or (of_arrays and _num_axes(path) > 2)
+
+
+def _num_axes(path: Path) -> int:
+    """Return how many axes the array ``x`` of an ``.npz`` file has; zero where it has no ``x``."""
     with reading(path, "arrays"), zipfile.ZipFile(path) as file:
         if "x.npy" not in file.namelist():
-            return False
+            return 0
         with file.open("x.npy") as array:  # no more than its head, of what may be gigabytes
-            version = np.lib.format.read_magic(array)
-            shape, *_ = (
-                np.lib.format.read_array_header_1_0(array)
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0(array)
-            )
-    return len(shape) > 2
+            np.lib.format.read_magic(array)
+            shape, *_ = np.lib.format.read_array_header_1_0(array)
+    return len(shape)
 
 
 def load_images(name_or_path: str | Path, folder: str | Path | None = None) -> Images:
@@ -147,46 +133,41 @@ def load_images(name_or_path: str | Path, folder: str | Path | None = None) -> I
     coresift.errors.InputError: there is no image set or file 'cifar'; did you mean 'cifar10'?
     """
     name = str(name_or_path)
-    if name not in IMAGES and Path(name).is_file():
+    if name in IMAGES:
+        return _load_published(name, data_folder(folder))
+    if Path(name).is_file():
         return _read_own(Path(name))
-    if name not in IMAGES:
-        raise InputError(f"there is no image set or file {name!r}; {suggestion(name, IMAGES)}")
+    raise InputError(f"there is no image set or file {name!r}; {suggestion(name, IMAGES)}")
+
+
+def _load_published(name: str, folder: Path) -> Images:
     source = IMAGES[name]
-    form, paths = _find(name, source, Path(folder or os.environ.get("CORESIFT_DATA") or "data"))
-    arrays = form.read(paths, source.shape)
-    difference = _difference(source, arrays)
+    form, paths = _find(name, source, folder)
+    x, y, test_x, test_y = form.read(paths, source.shape)
+    difference = (
+        _difference(x, y, source.shape, source.counts, "training")
+        or _difference(test_x, test_y, source.shape, source.test_counts, "test")
+        or _difference_of_means(x, source.means)
+    )
     if difference:
         raise InputError(
             f"{paths[0].parent} does not hold the published set {name!r}, read from {paths[0].name}: "
             f"{difference}; get it from {source.origin}"
         )
+    return _images(name, (x, y.astype(np.int64), test_x, test_y.astype(np.int64)), source.class_names)
+
+
+def _images(name: str, arrays: Arrays, class_names: tuple[str, ...]) -> Images:
     # Some files hold their axes in another order; for those, this is the one copy.
-    x, test_x = (np.ascontiguousarray(pixels) for pixels in arrays[::2])
-    y, test_y = (labels.astype(np.int64) for labels in arrays[1::2])
-    return Images(name, x, y, test_x, test_y, source.class_names)
+    x, y, test_x, test_y = map(np.ascontiguousarray, arrays)
+    return Images(name, x, y, test_x, test_y, class_names)
 
 
 def _read_own(path: Path) -> Images:
     """Read images of the user, whose classes are in the order of their labels."""
     x, y, test_x, test_y = read_arrays([path])
-    for name, pixels, labels in (("x", x, y), ("test_x", test_x, test_y)):
-        last = pixels.ndim == 4 and min(pixels.shape[1:3]) > 4 and pixels.shape[3] in (1, 3, 4)
-        if pixels.ndim != 4 or pixels.dtype != np.uint8 or last:
-            change = f"; {name}.astype(np.uint8) makes bytes of numbers from 0 to 255"
-            if pixels.ndim == 3:
-                change = f"; {name}[:, None] adds a channel"
-            elif last:
-                change = f"; np.moveaxis({name}, 3, 1) brings the channels forward"
-            raise InputError(
-                f"{path}: {name} has shape {pixels.shape} and type {pixels.dtype}, expected bytes (uint8), "
-                f"(images, channels, height, width){change}"
-            )
-        if not pixels.size:
-            raise InputError(f"{path}: {name} has shape {pixels.shape}, so there is nothing in it")
-        if labels.shape != pixels.shape[:1]:
-            raise InputError(
-                f"{path}: {name} holds {len(pixels)} images, but its labels have shape {labels.shape}"
-            )
+    _check_split(path, "x", x, y)
+    _check_split(path, "test_x", test_x, test_y)
     if x.shape[1:] != test_x.shape[1:]:
         raise InputError(f"{path}: images are {x.shape[1:]} for training, but {test_x.shape[1:]} for testing")
     if y.dtype.kind + test_y.dtype.kind not in ("ii", "iu", "ui", "uu", "UU", "bb"):
@@ -200,65 +181,75 @@ def _read_own(path: Path) -> Images:
         raise InputError(f"{path}: all labels in y are {y[0]}, expected at least two classes")
     if not np.isin(asked, known).any():
         raise InputError(f"{path}: no label in test_y, such as {test_y[0]}, is one of those in y")
-    names = tuple(str(name) for name in classes.tolist())
-    return Images(path.stem, np.ascontiguousarray(x), known, np.ascontiguousarray(test_x), asked, names)
+    return _images(path.stem, (x, known, test_x, asked), tuple(map(str, classes.tolist())))
+
+
+def _check_split(path: Path, name: str, pixels: Array, labels: Array) -> None:
+    last = pixels.ndim == 4 and min(pixels.shape[1:3]) > 4 and pixels.shape[3] in (1, 3, 4)
+    if pixels.ndim != 4 or pixels.dtype != np.uint8 or last:
+        change = {3: f"{name}[:, None] adds a channel"}.get(
+            pixels.ndim, f"{name}.astype(np.uint8) makes bytes of numbers from 0 to 255"
+        )
+        if last:
+            change = f"np.moveaxis({name}, 3, 1) brings the channels forward"
+        raise InputError(
+            f"{path}: {name} has shape {pixels.shape} and type {pixels.dtype}, expected bytes (uint8), "
+            f"(images, channels, height, width); {change}"
+        )
+    if not pixels.size:
+        raise InputError(f"{path}: {name} has shape {pixels.shape}, so there is nothing in it")
+    if labels.shape != pixels.shape[:1]:
+        raise InputError(
+            f"{path}: {name} holds {len(pixels)} images, but its labels have shape {labels.shape}"
+        )
 
 
 def _find(name: str, source: ImageSource, folder: Path) -> tuple[Form, Sequence[Path]]:
     """Find the first form with all of its files."""
     forms = (SHEETS, *source.forms, Form((f"{name}.npz",), read_arrays))
     incomplete = []
-    for place in (folder / name, folder / "images" / name, folder):
-        for form in forms:
-            for inner in dict.fromkeys((place, place / form.subfolder)):
-                found = {file: path for file in form.files if (path := _present(inner / file))}
-                missing = [file for file in form.files if file not in found]
-                if not missing:
-                    return form, list(found.values())
-                if found:
-                    incomplete.append(f" {inner} has {', '.join(found)} but no {', '.join(missing)}.")
+    for place, form in product((folder / name, folder / "images" / name, folder), forms):
+        for inner in dict.fromkeys((place, place / form.subfolder)):
+            found = {file: path for file in form.files if (path := _present(inner / file))}
+            missing = [file for file in form.files if file not in found]
+            if not missing:
+                return form, list(found.values())
+            if found:
+                incomplete.append(f" {inner} has {', '.join(found)} but no {', '.join(missing)}.")
     wanted = "; or ".join(", ".join(form.files) for form in forms)
     raise InputError(
         f"the image set {name!r} is not in the folder {folder}: neither there nor in {name} or images/{name} "
         f"within it are {wanted}.{''.join(incomplete)} Get it from {source.origin}, licence: "
-        f"{source.licence}; point to another folder with folder= or the environment variable CORESIFT_DATA"
+        f"{source.licence}; {ADVICE}"
     )
 
 
 def _present(path: Path) -> Path | None:
     """Return the file, packed or unpacked, if there is one."""
     unpacked = path.with_suffix("") if path.suffix == ".gz" else path
-    return next((file for file in (path, unpacked) if file.is_file()), None)
+    return next(filter(Path.is_file, (path, unpacked)), None)
 
 
-def _difference(source: ImageSource, arrays: Arrays) -> str | None:
-    """Describe how the arrays differ from the published set; ``None`` if they do not."""
-    x, y, test_x, test_y = arrays
-    for split, pixels, labels, counts in (
-        ("training", x, y, source.counts),
-        ("test", test_x, test_y, source.test_counts),
-    ):
-        shape = (sum(counts), *source.shape)
-        if pixels.shape != shape or pixels.dtype != np.uint8:
-            return (
-                f"its {split} images have shape {pixels.shape} and type {pixels.dtype}, "
-                f"expected {shape} and uint8"
-            )
-        if labels.shape != shape[:1] or labels.dtype.kind not in "iu":
-            return (
-                f"its {split} labels have shape {labels.shape} and type {labels.dtype}, "
-                f"expected {shape[:1]} and integers"
-            )
-        if labels.min() < 0 or labels.max() >= len(counts):
-            return (
-                f"its {split} labels lie in {labels.min()} to {labels.max()}, expected 0 to {len(counts) - 1}"
-            )
-        seen = tuple(np.bincount(labels.astype(np.int64), minlength=len(counts)).tolist())
-        if seen != counts:
-            return f"its {split} classes have {seen} images, expected {counts}"
+def _difference(x: Array, y: Array, shape: Shape, counts: tuple[int, ...], split: str) -> str:
+    """Describe how images (n, ...) and labels (n,) differ from the published ones; empty if they do not."""
+    expected = (sum(counts), *shape)
+    if x.shape != expected or x.dtype != np.uint8:
+        return f"its {split} images have shape {x.shape} and type {x.dtype}, expected {expected} and uint8"
+    if y.shape != expected[:1] or y.dtype.kind not in "iu":
+        return (
+            f"its {split} labels have shape {y.shape} and type {y.dtype}, "
+            f"expected {expected[:1]} and integers"
+        )
+    if y.min() < 0 or y.max() >= len(counts):
+        return f"its {split} labels lie in {y.min()} to {y.max()}, expected 0 to {len(counts) - 1}"
+    seen = tuple(np.bincount(y.astype(np.int64), minlength=len(counts)).tolist())
+    return "" if seen == counts else f"its {split} classes have {seen} images, expected {counts}"
+
+
+def _difference_of_means(x: Array, expected: tuple[float, ...]) -> str:
     # Sums in integers: a copy of x in floating point would take eight times its memory.
     means = x.sum((0, 2, 3), dtype=np.uint64) / (255 * x[:, 0].size)
-    if np.abs(means - source.means).max() > 1e-4:
-        seen_means = ", ".join(f"{mean:.4f}" for mean in means)
-        return f"its channels have means {seen_means}, expected {', '.join(f'{m:.4f}' for m in source.means)}"
-    return None
+    if np.allclose(means, expected, rtol=0, atol=1e-4):
+        return ""
+    seen, wanted = (", ".join(f"{mean:.4f}" for mean in values) for values in (means, expected))
+    return f"its channels have means {seen}, expected {wanted}"

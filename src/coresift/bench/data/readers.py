@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,6 +15,7 @@ from coresift.reading import check_header, without_index
 from coresift.types import Floats, InputError
 
 Numbers: TypeAlias = npt.NDArray[np.float32 | np.float64]
+Words: TypeAlias = tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +35,19 @@ class Table:
     x: Numbers
     y: Floats
     target: str
-    classes: tuple[str, ...] | None = None
+    classes: Words | None = None
+
+
+@contextmanager
+def reading(path: Path, content: str) -> Iterator[None]:
+    """Name the file, and the content it should have, whatever its bytes make a library raise."""
+    try:
+        yield
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"cannot read {path}: {reason}; it should hold {content}") from error
 
 
 def read_own(path: Path, target: str | None = None) -> Table:
@@ -51,21 +65,15 @@ def read_own(path: Path, target: str | None = None) -> Table:
     columns = without_index(path, _read_arrow(path), target)
     names = columns.column_names
     check_header(path, names)
-    return _from_arrow(path, columns, names[-1] if target is None else target)
+    return _from_arrow(path, columns, target or names[-1])
 
 
 def read_npz(path: Path, target: str = "y") -> Table:
     """Read arrays ``x`` (N, d) and ``y`` (N,), numbers or words."""
-    try:
-        with np.load(path) as arrays:
-            x, y = arrays["x"], arrays["y"]
-    except Exception as error:  # a damaged archive can break anything that reads it
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"cannot read {path}: {why}; it should hold arrays x and y of numbers") from None
-    classes = None
-    if y.dtype.kind == "U":
-        classes, y = _encoded(y)
-    if x.ndim != 2 or y.shape != x.shape[:1] or not all(array.dtype.kind in "fiub" for array in (x, y)):
+    with reading(path, "arrays x and y of numbers"), np.load(path) as arrays:
+        x, y = arrays["x"], arrays["y"]
+    classes, y = _encoded(y) if y.dtype.kind == "U" else (None, y)
+    if x.ndim != 2 or y.shape != x.shape[:1] or {x.dtype.kind, y.dtype.kind} - {*"fiub"}:
         raise InputError(
             f"{path} holds x of shape {x.shape} and type {x.dtype} and y of shape {y.shape} and type "
             f"{y.dtype}, expected numbers of shapes (N, d) and (N,)"
@@ -76,10 +84,8 @@ def read_npz(path: Path, target: str = "y") -> Table:
 
 def read_spaced(path: Path) -> Table:
     """Read numbers with spaces between them and no header; the last column is the target."""
-    try:
+    with reading(path, "numbers with spaces between them"):
         numbers = np.loadtxt(path, ndmin=2)
-    except ValueError as error:
-        raise InputError(f"cannot read {path}: {error}") from None
     return _checked(path, numbers[:, :-1], numbers[:, -1], range(numbers.shape[1]), "y")
 
 
@@ -100,52 +106,52 @@ def read_year(path: Path) -> Table:
 
 
 def _read_arrow(path: Path, **options: Any) -> Any:
-    import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
 
-    read = pa.parquet.read_table if path.suffix.lower() == ".parquet" else pa.csv.read_csv
-    try:
-        return read(path, **options)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
+    read: dict[str, Callable[..., Any]] = {".parquet": pyarrow.parquet.read_table}
+    with reading(path, "a table"):
+        return read.get(path.suffix.lower(), pyarrow.csv.read_csv)(path, **options)
 
 
 def _from_arrow(path: Path, columns: Any, target: str, dtype: npt.DTypeLike = np.float64) -> Table:
-    from pyarrow import types
-
     names = columns.column_names
     if target not in names:
         raise InputError(f"{path} has no column {target!r}; it has {', '.join(names)}")
-    classes = None
-    if types.is_string(columns.field(target).type) or types.is_large_string(columns.field(target).type):
-        words = np.array([word or "" for word in columns.column(target).to_pylist()])
-        empty = np.flatnonzero(np.char.strip(words) == "")
-        if len(empty):
-            raise InputError(f"{path} has no {target!r} in row {empty[0]}; drop such rows first")
-        classes, codes = _encoded(words)
-        columns = columns.set_column(names.index(target), target, [codes])
-    # A column of the type null is a number missing from every row, and named as such later.
-    numeric = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
-    for field in columns.schema:
-        if not any(fits(field.type) for fits in numeric):
-            raise InputError(
-                f"column {field.name!r} of {path} holds {field.type}, expected numbers; encode it or drop it"
-            )
-    x, y = np.empty((len(columns), len(names) - 1), dtype), np.empty(len(columns))
-    places = list(x.T)  # where each column goes: views, so that no second copy of all is made
-    places.insert(names.index(target), y)
-    start = 0
-    for batch in columns.to_batches():
-        stop = start + len(batch)
-        for place, column in zip(places, batch.columns, strict=True):
-            place[start:stop] = column.to_numpy(zero_copy_only=False)
-        start = stop
     names.remove(target)
+    classes, y = _targets(path, target, columns.column(target))
+    x = np.empty((len(columns), len(names)), dtype)
+    for number, name in enumerate(names):  # one by one, so that no second copy of all is made
+        x[:, number] = _numbers(path, name, columns.column(name))
     return _checked(path, x, y, names, target, classes)
 
 
-def _encoded(words: npt.NDArray[np.str_]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+def _targets(path: Path, target: str, column: Any) -> tuple[Words | None, npt.NDArray[Any]]:
+    """Return the classes, where a column holds words, and the targets (N,)."""
+    from pyarrow import types
+
+    if not (types.is_string(column.type) or types.is_large_string(column.type)):
+        return None, _numbers(path, target, column)
+    words = np.array([word or "" for word in column.to_pylist()])
+    empty = np.flatnonzero(np.char.strip(words) == "")
+    if len(empty):
+        raise InputError(f"{path} has no {target!r} in row {empty[0]}; drop such rows first")
+    return _encoded(words)
+
+
+def _numbers(path: Path, name: str, column: Any) -> npt.NDArray[Any]:
+    from pyarrow import types
+
+    # A column of the type null is a number missing from every row, and named as such later.
+    numeric = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
+    if not any(fits(column.type) for fits in numeric):
+        raise InputError(
+            f"column {name!r} of {path} holds {column.type}, expected numbers; encode it or drop it"
+        )
+    return np.asarray(column.to_numpy())
+
+
+def _encoded(words: npt.NDArray[np.str_]) -> tuple[Words, npt.NDArray[np.int64]]:
     """Return the different words, sorted, and the index (N,) of each word among them."""
     classes, codes = np.unique(words, return_inverse=True)
     return tuple(classes.tolist()), codes
@@ -157,17 +163,16 @@ def _checked(
     y: npt.NDArray[Any],
     names: Sequence[Any],
     target: str,
-    classes: tuple[str, ...] | None = None,
+    classes: Words | None = None,
 ) -> Table:
     """Return the table, if it has rows and features and no missing numbers."""
     if x.size == 0:
         raise InputError(f"{path} holds {x.shape[0]} rows of {x.shape[1]} features")
+    y = y.astype(np.float64)
     for numbers, labels in ((x, names), (y[:, None], [target])):
-        finite = np.isfinite(numbers)
-        if not finite.all():
-            row, column = np.argwhere(~finite)[0]
+        for row, column in np.argwhere(~np.isfinite(numbers))[:1]:
             raise InputError(
                 f"{path} holds {numbers[row, column]} in row {row}, column {labels[column]!r}; "
                 "drop or impute such rows first"
             )
-    return Table(path.stem, x, y.astype(np.float64), target, classes)
+    return Table(path.stem, x, y, target, classes)

@@ -1,14 +1,17 @@
-"""Registry of published tables: where to get them, and how to check them."""
+"""Registry of published tables, in ``tables.toml``: where to get them, and how to check them."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +19,10 @@ import numpy.typing as npt
 from coresift.bench.data.generated import generated_year
 from coresift.bench.data.readers import Numbers, Table, read_npz, read_own, read_spaced, read_year
 from coresift.errors import InputError, suggestion
+
+Reader: TypeAlias = Callable[[Path], Table]
+
+ADVICE = "point to another folder with folder= or the environment variable CORESIFT_DATA"
 
 
 @dataclass(frozen=True)
@@ -26,81 +33,41 @@ class Source:
     ----------
     target : what is predicted, with its unit.
     shape : of x.
-    file, read : the official file's name and what reads it.
+    file : the name of the official file.
+    form : of that file: "columns", "spaced" or "year", for `read_own`, `read_spaced` or `read_year`.
     origin : where to get that file.
     checksum : `checksum` of the first ``checksum_rows`` rows, all by default.
     target_range : the least and the greatest target.
     dtype : of x.
+    column : the column with the target, by default the last.
     """
 
     target: str
     shape: tuple[int, int]
     file: str
-    read: Callable[[Path], Table]
+    form: str
     origin: str
     checksum: str
     checksum_rows: int | None = None
-    target_range: tuple[float, float] = (-np.inf, np.inf)
-    dtype: npt.DTypeLike = np.float64
+    target_range: tuple[float, float] = (-math.inf, math.inf)
+    dtype: str = "float64"
+    column: str | None = None
     licence: str = "CC BY 4.0"
 
+    def read(self, path: Path) -> Table:
+        """Read the official file, or an ``.npz`` file of its numbers."""
+        columns = partial(read_own, target=self.column)
+        forms: dict[str, Reader] = {"columns": columns, "spaced": read_spaced, "year": read_year}
+        return read_npz(path) if path.suffix == ".npz" else forms[self.form](path)
 
-TABLES: dict[str, Source] = {
-    "yacht": Source(
-        "residuary resistance",
-        (308, 6),
-        "yacht_hydrodynamics.data",
-        read_spaced,
-        "https://archive.ics.uci.edu/dataset/243/yacht+hydrodynamics",
-        "7656f85f8ff9f8a8db46fca16bffa186af9d0cb689247154de83dd902d7cf719",
-    ),
-    "boston": Source(
-        "median value, 1000 $",
-        (506, 13),
-        "housing.data",
-        read_spaced,
-        "https://archive.ics.uci.edu/ml/machine-learning-databases/housing/ "
-        "(first published at https://lib.stat.cmu.edu/datasets/boston)",
-        "1b2066909b11f06df548ccd1b27f4f0cdb8c3f535fd3c8f60516f87213c4ea44",
-        licence="none stated",
-    ),
-    "energy": Source(
-        "heating load, kWh/m²",
-        (768, 8),
-        "energy.csv",
-        read_own,
-        "https://archive.ics.uci.edu/dataset/242/energy+efficiency",
-        "2351cd5c1123fca7768f1bf9d0a26923dcfa05c00b87b7a2ed8139a06a804559",
-    ),
-    "power": Source(
-        "output, MW",
-        (9568, 4),
-        "Folds5x2_pp.csv",
-        partial(read_own, target="PE"),
-        # The five sheets hold the same rows in five orders.
-        "https://archive.ics.uci.edu/dataset/294/combined+cycle+power+plant (a workbook: save Sheet5 as CSV)",
-        "3a846c837a1514d74add169c98361bb1a4c4f640ccd9af43f11c5fad38207810",
-    ),
-    "protein": Source(
-        "RMSD, Å",
-        (45730, 9),
-        "CASP.csv",
-        partial(read_own, target="RMSD"),
-        "https://archive.ics.uci.edu/dataset/265/physicochemical+properties+of+protein+tertiary+structure",
-        "5e5d94f6677ef7aecfa6944327ef00283494f22152776426a42fba4f3fd9750d",
-    ),
-    "year": Source(
-        "year",
-        (515345, 90),
-        "YearPredictionMSD.txt",
-        read_year,
-        "https://archive.ics.uci.edu/dataset/203/yearpredictionmsd",
-        "6f6a8b011bb7c678aab4a5ac0b44d801700745752aee8bd1c16f2867adb16be8",
-        checksum_rows=1,
-        target_range=(1922, 2011),
-        dtype=np.float32,
-    ),
-}
+
+_REGISTRY = tomllib.loads(resources.files(__package__).joinpath("tables.toml").read_text(encoding="utf-8"))
+TABLES = {name: Source(**described) for name, described in _REGISTRY.items()}
+
+
+def data_folder(folder: str | Path | None) -> Path:
+    """Return where published data lie, by default what the variable CORESIFT_DATA names, or ``data``."""
+    return Path(folder or os.environ.get("CORESIFT_DATA") or "data")
 
 
 def load_table(
@@ -125,15 +92,13 @@ def load_table(
     """
     name = str(name_or_path)
     published = [*TABLES, "generated-year"]
-    if name in published and target is not None:
-        raise InputError(f"{name!r} has a target of its own; target= names a column in a file of yours")
-    if name in TABLES:
-        return _load_published(name, Path(folder or os.environ.get("CORESIFT_DATA") or "data"))
-    if name == "generated-year":
-        return generated_year()
-    if Path(name).is_file():
+    if name not in published:
+        if not Path(name).is_file():
+            raise InputError(f"there is no table or file {name!r}; {suggestion(name, published)}")
         return read_own(Path(name), target)
-    raise InputError(f"there is no table or file {name!r}; {suggestion(name, published)}")
+    if target is not None:
+        raise InputError(f"{name!r} has a target of its own; target= names a column in a file of yours")
+    return _load_published(name, data_folder(folder)) if name in TABLES else generated_year()
 
 
 def checksum(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> str:
@@ -151,16 +116,14 @@ def checksum(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> str:
 
 def _load_published(name: str, folder: Path) -> Table:
     source = TABLES[name]
-    shipped = Path(__file__).with_name(source.file)
-    files = [folder / f"{name}.npz", folder / source.file, shipped]
-    path = next((file for file in files if file.is_file()), None)
+    files = folder / f"{name}.npz", folder / source.file, Path(__file__).with_name(source.file)
+    path = next(filter(Path.is_file, files), None)
     if path is None:
         raise InputError(
             f"the table {name!r} is not in the folder {folder}: there is no {name}.npz and no {source.file}. "
-            f"Get it from {source.origin}, licence: {source.licence}; "
-            "point to another folder with folder= or the environment variable CORESIFT_DATA"
+            f"Get it from {source.origin}, licence: {source.licence}; {ADVICE}"
         )
-    table = read_npz(path) if path.suffix == ".npz" else source.read(path)
+    table = source.read(path)
     difference = _difference(source, table.x, table.y)
     if difference:
         raise InputError(
@@ -173,15 +136,13 @@ def _load_published(name: str, folder: Path) -> Table:
     return Table(name, x.astype(source.dtype, copy=False), y.astype(np.float64), source.target)
 
 
-def _difference(source: Source, x: Numbers, y: Numbers) -> str | None:
-    """Describe how x and y differ from the published table; ``None`` if they do not."""
-    if x.shape != source.shape:
-        return f"it has shape {x.shape}, expected {source.shape}"
+def _difference(source: Source, x: Numbers, y: Numbers) -> str:
+    """Describe how x and y differ from the published table; empty if they do not."""
+    if x.shape != (shape := tuple(source.shape)):
+        return f"it has shape {x.shape}, expected {shape}"
     low, high = source.target_range
     if y.min() < low or y.max() > high:
         return f"its targets lie in {y.min():g} to {y.max():g}, expected {low} to {high}"
-    seen = checksum(x[: source.checksum_rows], y[: source.checksum_rows])
-    if seen != source.checksum:
-        rows = source.checksum_rows or len(x)
-        return f"the checksum over {rows} rows is {seen[:12]}, expected {source.checksum[:12]}"
-    return None
+    rows = source.checksum_rows or len(x)
+    seen, expected = checksum(x[:rows], y[:rows])[:12], source.checksum[:12]
+    return "" if seen == expected else f"the checksum over {rows} rows is {seen}, expected {expected}"
