@@ -19,7 +19,6 @@ deviations of class probabilities over samples of the model:
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -28,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from digits import BATCH, FIRST, accuracies, load
+from lines import write
 from torch import Tensor
 
 from coresift.bench.config import Experiment
@@ -152,9 +152,7 @@ def main() -> None:
         called = WAYS[name][0] if name in WAYS else name
         line = {"data": data, "model": model, "method": called, "seed": given.seed}
         line |= {"labels": labels, "accuracy": found}
-        print(json.dumps(line), flush=True)
-        with given.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        write(given.out, line)
 
 
 if __name__ == "__main__":

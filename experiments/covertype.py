@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
+from lines import write
 
 from coresift.cli import app
 from coresift.labelling.project import Project
@@ -51,7 +51,7 @@ def main() -> None:
     with np.load(given.data) as arrays:
         x, y = arrays["x"], arrays["y"]
     folder = Path(tempfile.mkdtemp())
-    columns = {f"x{place}": column for place, column in enumerate(x.T)}
+    columns = {f"x{number}": column for number, column in enumerate(x.T)}
     pa.parquet.write_table(pa.table(columns), folder / "pool.parquet")
     for seed in range(given.seeds):
         rng = np.random.default_rng(seed)
@@ -75,9 +75,7 @@ def main() -> None:
                 "strategy": given.strategy, "seed": seed, "labels": len(labelled), "accuracy": accuracy,
                 "seconds": round(time.perf_counter() - start, 1),
             }  # fmt: skip
-            print(json.dumps(line), flush=True)
-            with given.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            write(given.out, line)
             if number < given.rounds:
                 coresift("select", project, "--batch-size", 100, "--strategy", given.strategy, "--out", batch)
                 answer(batch, y)

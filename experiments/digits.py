@@ -9,11 +9,11 @@ default was at first: probabilities divided by their square roots.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from lines import write
 from sklearn.datasets import load_digits
 from sklearn.ensemble import BaggingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
@@ -87,12 +87,8 @@ def main() -> None:
             found = [accuracies(kind, strategy, seed, x, y)[-1] for seed in range(SPLITS)]
             spread = np.std(found, ddof=1) / SPLITS**0.5
             print(f"{kind}, {name}: {100 * np.mean(found):.1f} ± {100 * spread:.1f}", flush=True)
-            lines = [
-                {"model": kind, "strategy": name, "seed": seed, "accuracy": accuracy}
-                for seed, accuracy in enumerate(found)
-            ]
-            with given.out.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(line) + "\n" for line in lines)
+            for seed, accuracy in enumerate(found):
+                write(given.out, {"model": kind, "strategy": name, "seed": seed, "accuracy": accuracy})
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ worth on the test set. No strategy could buy more of what the model gets wrong.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from lines import write
 from schedules import bought
 
 from coresift.bench.config import Experiment
@@ -73,13 +73,6 @@ def batches(simulation: Simulation, rows: Index, seed: int) -> tuple[dict[str, o
     ranked = np.array(found["maxent"])
     knowing = np.concatenate([misjudged, ranked[~np.isin(ranked, misjudged)]])[:wanted]
     return line, knowing
-
-
-def write(out: Path, line: dict[str, object]) -> None:
-    """One more line, shown as well."""
-    print(json.dumps(line), flush=True)
-    with out.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

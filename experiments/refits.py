@@ -17,12 +17,11 @@ over all 16 seeds, of the new fits alone, is not below -0.05 points, which the t
 from __future__ import annotations
 
 import argparse
-import json
 from itertools import product
 from pathlib import Path
 
 import numpy as np
-from misjudged import write
+from lines import read, write
 from schedules import bought
 
 from coresift.bench.config import Experiment
@@ -60,11 +59,6 @@ def main() -> None:
         nll = -turn.log_density
         write(given.out, name | {"labels": labels, "accuracy": turn.accuracy, "nll": nll})
     compare(read(given.out), given.methods)
-
-
-def read(path: Path) -> list[dict[str, object]]:
-    """The lines of a file, none where there is no file."""
-    return list(map(json.loads, path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
 
 
 def compare(lines: list[dict[str, object]], methods: list[str]) -> None:

@@ -14,13 +14,13 @@ Test sets are left alone: schedules are chosen by this.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+from lines import write
 
 from coresift.bench.config import Experiment, Source
 from coresift.bench.replay import Method, Simulation
@@ -67,9 +67,7 @@ def main() -> None:
                 "seconds": round(seconds, 1),
                 "options": experiment.options(given.data),
             }
-            print(json.dumps(line), flush=True)
-            with given.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            write(given.out, line)
 
 
 def bought(simulation: Simulation, rounds: Path, method: str, seed: str, labels: str) -> Index:

@@ -619,7 +619,7 @@ def called(*arguments: str | Path) -> Any:
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     never = partial(now_and_then, every=float("inf"))  # a busy machine may be slow
-    monkeypatch.setattr("coresift.bench.runner.now_and_then", never)
+    monkeypatch.setattr("coresift.bench.display.now_and_then", never)
     config = written(tmp_path / "mine.toml", COMMANDS)
     part = called("run", config, "--methods", "random", "--data", "energy", "--seeds", "3", "--out", "part")
     assert part.exit_code == 0

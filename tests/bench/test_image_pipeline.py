@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from coresift import InputError
 from coresift.bench.batch_map import BatchMap
 from coresift.bench.config import Experiment, Source
-from coresift.bench.replay import Method, Round, Simulation, _classified, calibration_error, run, step
+from coresift.bench.measures import calibration_error, measure
+from coresift.bench.replay import Method, Round, Simulation, run, step
 from coresift.bench.report import write_report
 from coresift.bench.runner import run_experiment
 from coresift.bench.statistics import nearest_distance
@@ -166,7 +167,7 @@ def test_a_class_that_was_never_met_is_wrong():
 
 def test_an_unmet_class_is_as_unlikely_as_what_models_call_impossible():
     predictive = torch.distributions.Categorical(probs=torch.tensor([[0.5, 0.5], [0.25, 0.75], [0.5, 0.5]]))
-    found = _classified(predictive, np.array(["a", "c", "z"]), np.array(["a", "c"]))
+    found = measure(predictive, np.array(["a", "c", "z"]), np.array(["a", "c"]))
     assert found["log_density"] == pytest.approx(np.log([0.5, 0.75, 1e-6]).mean())
     assert found["accuracy"] == pytest.approx(2 / 3)
 

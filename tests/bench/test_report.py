@@ -18,11 +18,11 @@ import pytest
 from scipy.stats import ttest_rel
 
 from coresift import InputError
+from coresift.bench.display import display
 from coresift.bench.published import departure, paper_name, paper_rmse, paper_seconds
 from coresift.bench.replay import Round
 from coresift.bench.report import _curves, write_report
 from coresift.bench.results import Results, standings
-from coresift.bench.runner import _display
 from coresift.bench.statistics import compare_pairs, holm, seeds_needed
 from coresift.bench.store import Log, Record, pack, read
 from coresift.bench.tables import NOTHING
@@ -701,12 +701,9 @@ def test_one_panel_where_refits_follow_labels(folder: Path) -> None:
 )
 def test_what_the_bars_say(rounds: list[Round], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     simulation: Any = SimpleNamespace(first=20, batch=10, budget=10)
-    state: Any = SimpleNamespace(labelled=range(30), done=True)
-    with _display("data", ["m"], simulation) as show:
-        show(
-            dict.fromkeys([("m", 0), ("m", 1)], state),
-            {("m", seed): turn for seed, turn in enumerate(rounds)},
-        )
+    runs = [("m", 0), ("m", 1)]
+    with display("data", runs, simulation) as show:
+        show(dict(zip(runs, rounds, strict=True)))
     assert capsys.readouterr().err == f"data m: 2 seeds, {words}\n"
 
 
@@ -714,18 +711,16 @@ def test_a_log_hears_of_the_one_furthest_behind(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulation: Any = SimpleNamespace(first=20, batch=10, budget=30)
-    # The labels of each, and with how many of them it was last trained and measured.
-    labels = {"ahead": (40, 30), "behind": (30, 20), "done": (50, 50), "not begun": (20, None)}
-    states: Any = {
-        (name, 0): SimpleNamespace(labelled=range(num), done=name == "done")
-        for name, (num, _) in labels.items()
+    last = {
+        ("ahead", 0): Round(1, 30, 0, 2.0, 0.0, chosen=range(10), bought=range(10)),
+        ("behind", 0): Round(1, 20, 0, 2.0, 0.0, chosen=range(10), bought=range(10)),
+        ("done", 0): Round(1, 50, 0, 2.0, 0.0),
     }
-    last = {(name, 0): Round(1, num, 0, 2.0, 0.0) for name, (_, num) in labels.items() if num}
     for pause, lines in ((60.0, ""), (-1.0, "data behind: 25%, 20 labels, RMSE 2.000\n")):
         every = partial(now_and_then, every=pause)
-        monkeypatch.setattr("coresift.bench.runner.now_and_then", every)
-        with _display("data", list(labels), simulation) as show:
-            show(states, last)
+        monkeypatch.setattr("coresift.bench.display.now_and_then", every)
+        with display("data", [*last, ("not begun", 0)], simulation) as show:
+            show(last)
         assert capsys.readouterr().err == "data done: 1 seeds, 50 labels, RMSE 2.000\n" + lines
 
 

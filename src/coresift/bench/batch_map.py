@@ -63,27 +63,28 @@ class BatchMap:
         if not 2 <= budget <= len(pool):
             raise InputError(f"budget is {budget}, expected from 2 to the {len(pool)} points of the pool")
         _check_model(type(simulation.model))
-        (model,) = simulation.model.fit_many([_first_set(simulation, state)], [seed])
+        rows, labels = simulation.known(state)
+        (model,) = simulation.model.fit_many([(simulation.x[rows], labels)], [seed])
         features = model.posterior_.features(torch.as_tensor(simulation.x[pool])).double().cpu().numpy()
-        row_index = {row: index for index, row in enumerate(pool.tolist())}
-        batches = {}
+        row_index, batches = {row: index for index, row in enumerate(pool.tolist())}, {}
         for name, method in methods.items():
             chosen = choose(simulation, replace(state, method=method), model.posterior_, budget)
             batches[name] = np.array([row_index[row] for row in chosen])
         random = np.random.default_rng(seed)
-        draws = _random_distances(features, budget, num_draws, random)
+        draws = {budget: _random_distances(features, budget, num_draws, random)}
         # Few points are further apart than many: a smaller batch is compared with batches of its own size.
-        means = {budget: float(np.mean(draws))}
         for size in {len(batch) for batch in batches.values()} - {budget}:
-            own = np.random.default_rng([seed, size])
-            means[size] = float(np.mean(_random_distances(features, size, num_draws, own)))
+            draws[size] = _random_distances(features, size, num_draws, np.random.default_rng([seed, size]))
         kept = np.unique(np.concatenate([random.permutation(len(pool))[:shown], *batches.values()]))
         return cls(
             features[kept],
             simulation.y[pool[kept]],
             {name: np.searchsorted(kept, batch) for name, batch in batches.items()},
-            {name: nearest_distance(features[batch]) / means[len(batch)] for name, batch in batches.items()},
-            (means[budget], float(np.std(draws))),
+            {
+                name: nearest_distance(features[batch]) / float(np.mean(draws[len(batch)]))
+                for name, batch in batches.items()
+            },
+            (float(np.mean(draws[budget])), float(np.std(draws[budget]))),
         )
 
     def save(self, path: Path) -> None:
@@ -124,11 +125,6 @@ def _check_model(kind: type[Any]) -> None:
             f"a map shows classes and a model's features, but {kind.__name__} has not both; "
             "take a neural linear model of images"
         )
-
-
-def _first_set(simulation: Simulation, state: Any) -> tuple[Any, Any]:
-    rows, labels = simulation.known(state)
-    return simulation.x[rows], labels
 
 
 def _draw_classes(axes: Axes, positions: Floats, classes: Index) -> None:

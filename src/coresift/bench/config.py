@@ -3,59 +3,98 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 
-from coresift.bench.data import IMAGES, Table, are_images, checksum, load_images, load_table
+from coresift import estimators
+from coresift.bench.data import IMAGES, are_images, checksum, load_images, load_table
 from coresift.bench.replay import Method, Simulation
 from coresift.checks import check_integer, check_switch
 from coresift.errors import InputError, suggestion
-from coresift.estimators import (
-    DropoutClassifier,
-    DropoutRegressor,
-    EnsembleClassifier,
-    EnsembleRegressor,
-    LaplaceClassifier,
-    LaplaceRegressor,
-    NeuralLinearClassifier,
-    NeuralLinearRegressor,
-)
 from coresift.estimators.networks import MLP, Augment, ResNet18
 from coresift.strategies import STRATEGIES
 
-# Models by what is predicted; images are classified.
-MODELS: dict[str, dict[str, type[Any]]] = {
-    "regression": {
-        "neural-linear": NeuralLinearRegressor,
-        "ensemble": EnsembleRegressor,
-        "dropout": DropoutRegressor,
-        "laplace": LaplaceRegressor,
-    },
-    "classification": {
-        "neural-linear": NeuralLinearClassifier,
-        "ensemble": EnsembleClassifier,
-        "dropout": DropoutClassifier,
-        "laplace": LaplaceClassifier,
-    },
-    "images": {"neural-linear": NeuralLinearClassifier, "dropout": DropoutClassifier},
-}
-# The paper has no calibration.
-_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {("regression", "neural-linear"): {"calibration_folds": 0}}
-# Options of models that come from the command line or the runner, or that TOML cannot hold,
+Options: TypeAlias = dict[str, Any]
+Task: TypeAlias = Literal["regression", "classification"]
+
+# Options of models that come from the command line or the runner, or that TOML cannot hold.
 _NOT_OPTIONS = {"network", "augment", "device", "progress", "random_state"}
-# and options that stand for a network and its augmentation instead.
-_INSTEAD = {
-    "regression": {"widths"},
-    "classification": {"widths"},
-    "images": {"width", "padding", "flip"},
-}
 _NUMBERS = {"seeds": 1, "first": 2, "batch": 1, "budget": 0}  # and the least value of each
+
+
+_REGRESSORS: dict[str, type[Any]] = {
+    "neural-linear": estimators.NeuralLinearRegressor,
+    "ensemble": estimators.EnsembleRegressor,
+    "dropout": estimators.DropoutRegressor,
+    "laplace": estimators.LaplaceRegressor,
+}
+_CLASSIFIERS: dict[str, type[Any]] = {
+    "neural-linear": estimators.NeuralLinearClassifier,
+    "ensemble": estimators.EnsembleClassifier,
+    "dropout": estimators.DropoutClassifier,
+    "laplace": estimators.LaplaceClassifier,
+}
+
+
+def _with_mlp(options: Options) -> Options:
+    """Replace the widths of an `MLP` by one."""
+    if "widths" not in options:
+        return options
+    widths = options.pop("widths")
+    if not isinstance(widths, list) or not all(isinstance(width, int) for width in widths):
+        raise InputError(f"widths is {widths!r}, expected a list of integers such as [30, 30]")
+    return options | {"network": partial(MLP, widths=tuple(widths))}
+
+
+def _with_resnet(options: Options) -> Options:
+    """Replace the width of a `ResNet18` and the options of an `Augment` by these."""
+    width = check_integer(options.pop("width", 64), 1, "[model] width")
+    padding = check_integer(options.pop("padding", 0), 0, "[model] padding")
+    flip = options.pop("flip", False)
+    check_switch(flip, "[model] flip")
+    augment = {"augment": Augment(padding, flip)} if padding or flip else {}
+    return options | augment | {"network": partial(ResNet18, width=width)}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models for one sort of data.
+
+    Attributes
+    ----------
+    models : by their kind, as files name it.
+    instead : options that stand for a network and its augmentation, which TOML cannot hold.
+    with_network : replaces these options by what they stand for.
+    source : what a file may say of a data set.
+    defaults : options by kind.
+    """
+
+    task: Task
+    models: Mapping[str, type[Any]]
+    instead: tuple[str, ...] = ("widths",)
+    with_network: Callable[[Options], Options] = _with_mlp
+    source: tuple[str, ...] = ("target", "model")
+    defaults: Mapping[str, Options] = field(default_factory=dict)
+
+
+FAMILIES = {
+    # The paper has no calibration.
+    "regression": Family("regression", _REGRESSORS, defaults={"neural-linear": {"calibration_folds": 0}}),
+    "classification": Family("classification", _CLASSIFIERS),
+    "images": Family(
+        "classification",
+        {kind: _CLASSIFIERS[kind] for kind in ("neural-linear", "dropout")},
+        instead=("flip", "padding", "width"),
+        with_network=_with_resnet,
+        source=("model",),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -86,7 +125,7 @@ class Experiment:
     Attributes
     ----------
     data, methods : by their names in the results.
-    kind : of the model, see `MODELS`.
+    kind : of the model, see `FAMILIES`.
     model : its options; modules, which TOML cannot hold, are replaced by the ``widths`` of an `MLP`, or for
         images by the ``width`` of a `ResNet18` and ``padding`` and ``flip`` of an `Augment`.
     seeds : the number of runs of each method, with the seeds 0, 1, ...
@@ -104,7 +143,7 @@ class Experiment:
     batch: int = 10
     budget: int = 100
     test_share: float = 0.2
-    task: Literal["regression", "classification"] = "regression"
+    task: Task = "regression"
 
     def __post_init__(self) -> None:
         if (self.first == "all") != (self.budget == 0):
@@ -114,9 +153,8 @@ class Experiment:
                 object.__setattr__(self, name, check_integer(getattr(self, name), least, name))
         if not isinstance(self.test_share, float) or not 0 < self.test_share < 1:
             raise InputError(f"test_share is {self.test_share!r}, expected a number between 0 and 1")
-        for name in (*self.data, *self.methods):  # they become names of files
-            if not name or name.startswith(".") or set(name) & set('/\\:*?"<>|'):
-                raise InputError(f"{name!r} is no name for a file; use letters, digits, '-' and '_'")
+        for name in (*self.data, *self.methods):
+            _check_file_name(name)
 
     @classmethod
     def load(cls, path: Path) -> Experiment:
@@ -124,120 +162,97 @@ class Experiment:
         described = _read(path)
         protocol = {*_NUMBERS, "test_share"}
         _check_words(described, {"data", "methods", "method", "model", "task", *protocol}, str(path))
-        named = _by_name(described.get("data", {}))
-        task = _task(path, described, named)
-        sort = "images" if task is None else task
-        model = dict(described.get("model", {}))
+        named = _named(described)
+        family = _family(path, described, named)
+        model = dict(_table("model", described.get("model", {})))
         kind = model.pop("kind", "neural-linear")
-        _check_words([kind], set(MODELS[sort]), "model.kind")
-        options = {*MODELS[sort][kind]().get_params(), *_INSTEAD[sort]} - _NOT_OPTIONS
-        _check_words(model, options, "[model]")
-        data, methods = _sources(named, sort, model, options), _methods(described)
+        _check_words([kind], family.models, "model.kind")
+        known = {*family.models[kind]().get_params(), *family.instead} - _NOT_OPTIONS
+        _check_words(model, known, "[model]")
+        for name, source in named.items():
+            _check_words(source, family.source, f"[data.{name}]")
+            own = _table(f"data.{name}.model", source.get("model", {}))
+            _check_words(own, known, f"[data.{name}] model")
+            family.with_network({**model, **own})  # raises for values of a wrong type
+        data, methods = _sources(named), _methods(described)
         if not data or not methods:
             raise InputError(f"{path} must name at least one data set and one method")
         numbers = {name: described[name] for name in protocol & described.keys()}
-        return cls(data, methods, kind, model, **numbers, task=task or "classification")
+        return cls(data, methods, kind, model, **numbers, task=family.task)
 
     def only(self, data: Iterable[str] = (), methods: Iterable[str] = ()) -> Experiment:
         """Return the part of the experiment with these data sets and methods; all where none are named."""
-        _check_words(data, set(self.data), "--data")
-        _check_words(methods, set(self.methods), "--methods")
+        _check_words(data, {*self.data}, "--data")
+        _check_words(methods, {*self.methods}, "--methods")
         return replace(
             self,
-            data={name: self.data[name] for name in data} or self.data,
-            methods={name: self.methods[name] for name in methods} or self.methods,
+            data={name: self.data[name] for name in data or self.data},
+            methods={name: self.methods[name] for name in methods or self.methods},
         )
 
-    def _sort(self, data: str) -> str:
-        """Return the key in `MODELS`."""
-        return "images" if self.data[data].of_images else self.task
+    def _family(self, data: str) -> Family:
+        return FAMILIES["images" if self.data[data].of_images else self.task]
 
-    def options(self, data: str) -> dict[str, Any]:
+    def options(self, data: str) -> Options:
         """Return the options of the model on a data set."""
-        defaults = _DEFAULTS.get((self._sort(data), self.kind), {})
+        defaults = self._family(data).defaults.get(self.kind, {})
         return {**defaults, **self.model, **self.data[data].model}
 
     def settings(self, data: str, method: str, simulation: Simulation) -> dict[str, Any]:
         """Return all that decides the results of a method on a data set, for JSON."""
         source, options = self.data[data], self.options(data)
-        # Defaults too: they may change from version to version.
-        instead = {name: options.get(name) for name in sorted(_INSTEAD[self._sort(data)])}
-        given = simulation.model.get_params()
-        given = {name: value for name, value in given.items() if name not in _NOT_OPTIONS}
+        given = simulation.model.get_params().items()
         settings: dict[str, Any] = {
             "data": asdict(source),
             "checksum": checksum(np.asarray(torch.as_tensor(simulation.x).cpu()), simulation.y),
             "method": asdict(self.methods[method]),
-            "model": {"kind": self.kind, **instead, **given},
-            "first": self.first,
-            "batch": self.batch,
-            "budget": self.budget,
-            "test_share": self.test_share,
+            "model": {
+                "kind": self.kind,
+                **{name: options.get(name) for name in self._family(data).instead},
+                # Defaults too: they may change from version to version.
+                **{name: value for name, value in given if name not in _NOT_OPTIONS},
+            },
+            **{name: getattr(self, name) for name in ("first", "batch", "budget", "test_share")},
         }
         # Published images have their published split; those of a user's file may be split differently later.
         if source.of_images and source.table not in IMAGES:
             settings["num_test"] = simulation.num_test
         if not simulation.one_by_one:
-            if self.task == "classification":
-                settings["task"] = self.task
+            settings |= {"task": self.task} if self.task == "classification" else {}
             settings["seeds"] = self.seeds  # runs that are trained side by side change with their number
         return settings
 
     def simulation(self, data: str, folder: Path | None, device: str, workers: int) -> Simulation:
         """Load the data and make the model."""
+        family, source = self._family(data), self.data[data]
+        if source.of_images:
+            x, y, num_test = _load_images(source, folder, device)
+            given: Options = {"num_test": num_test}
+        else:
+            x, y = self._load_table(source, folder)
+            num_test = round(self.test_share * len(y))
+            given = {"test_share": self.test_share, "workers": workers}
         options = {**self.options(data), "device": device, "progress": False}
-        make = MODELS[self._sort(data)][self.kind]
-        if self.data[data].of_images:
-            images = load_images(self.data[data].table, folder)
-            return self._replay(
-                # Bytes, which all fit on a GPU.
-                torch.from_numpy(np.concatenate([images.x, images.test_x])).to(device),
-                np.concatenate([images.y, images.test_y]),
-                make(**_with_image_network(options)),
-                num_known=len(images.y),
-                num_test=len(images.test_y),
-            )
-        table = self._table(data, folder)
-        return self._replay(
-            table.x,
-            table.y.astype(int) if table.classes else table.y,
-            make(**_with_network(options)),
-            num_known=len(table.x) - round(self.test_share * len(table.x)),
-            test_share=self.test_share,
-            workers=workers,
-        )
+        model = family.models[self.kind](**family.with_network(options))
+        first = len(y) - num_test if self.first == "all" else self.first
+        return Simulation(x, y, model, first=first, batch=self.batch, budget=self.budget, **given)
 
-    def _replay(self, x: Any, y: Any, model: Any, *, num_known: int, **others: Any) -> Simulation:
-        first = num_known if self.first == "all" else self.first
-        return Simulation(x, y, model, first=first, batch=self.batch, budget=self.budget, **others)
-
-    def _table(self, data: str, folder: Path | None) -> Table:
-        source = self.data[data]
+    def _load_table(self, source: Source, folder: Path | None) -> tuple[Any, Any]:
         table = load_table(source.table, folder, source.target)
         if table.classes and self.task == "regression":
             raise InputError(
                 f"column {table.target!r} of {source.table} holds words; to predict classes, write "
                 "task = 'classification' at the top of the experiment's file"
             )
-        return table
+        return table.x, table.y.astype(int) if table.classes else table.y
 
 
-def _with_network(options: dict[str, Any]) -> dict[str, Any]:
-    """Replace the widths of an `MLP` by one."""
-    if "widths" not in options:
-        return options
-    widths = options.pop("widths")
-    if not isinstance(widths, list) or not all(isinstance(width, int) for width in widths):
-        raise InputError(f"widths is {widths!r}, expected a list of integers such as [30, 30]")
-    return options | {"network": partial(MLP, widths=tuple(widths))}
-
-
-def _with_image_network(options: dict[str, Any]) -> dict[str, Any]:
-    """Replace the width of a `ResNet18` and the options of an `Augment` by these."""
-    width, padding, flip = options.pop("width", 64), options.pop("padding", 0), options.pop("flip", False)
-    if padding or flip:
-        options["augment"] = Augment(padding, flip)
-    return options | {"network": partial(ResNet18, width=width)}
+def _load_images(source: Source, folder: Path | None, device: str) -> tuple[Any, Any, int]:
+    """Return images, the test set at the end, with their labels and the size of the test set."""
+    images = load_images(source.table, folder)
+    # Bytes, which all fit on a GPU.
+    x = torch.from_numpy(np.concatenate([images.x, images.test_x])).to(device)
+    return x, np.concatenate([images.y, images.test_y]), len(images.test_y)
 
 
 # The file.
@@ -245,71 +260,60 @@ def _with_image_network(options: dict[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        described = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"there is no file {path}") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not TOML: {error}") from None
-    for name in ("data", "methods"):
-        _check_names(name, described.get(name, []))
-    for name in ("model", "method"):
-        _check_table(name, described.get(name, {}))
-    for name in ("data", "method"):
-        inner = described.get(name, {})
-        for key in inner if isinstance(inner, dict) else ():
-            _check_table(f"{name}.{key}", inner[key])
-    return described
 
 
-def _check_names(name: str, value: Any) -> None:
-    if isinstance(value, str) or (name == "data" and isinstance(value, dict)):
-        return
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+def _names(name: str, value: Any) -> list[str]:
+    """Read a name or a list of names."""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
         raise InputError(f"{name} is {value!r}, expected a name or a list of names")
+    return names
 
 
-def _check_table(name: str, value: Any) -> None:
+def _table(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"{name} is {value!r}, expected a table: options below a line [{name}]")
+    return value
 
 
-def _by_name(data: Any) -> dict[str, dict[str, Any]]:
+def _tables(name: str, value: Any) -> dict[str, dict[str, Any]]:
+    """Read tables ``[name.KEY]``."""
+    return {key: _table(f"{name}.{key}", inner) for key, inner in _table(name, value).items()}
+
+
+def _named(described: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Read ``data = "yacht"``, a list of names, or tables ``[data.yacht]`` with options."""
-    names = [data] if isinstance(data, str) else data
-    named = dict(names) if isinstance(names, dict) else {name: {} for name in names}
+    data = described.get("data", {})
+    named = _tables("data", data) if isinstance(data, dict) else {name: {} for name in _names("data", data)}
     for name in named:
         if Path(name).suffix and not Path(name).is_file():
             raise InputError(f"there is no file {name!r}, seen from {Path.cwd()}")
     return named
 
 
-def _task(
-    path: Path, described: Mapping[str, Any], named: Iterable[str]
-) -> Literal["regression", "classification"] | None:
-    """Return what tables are for; ``None`` for images."""
-    kinds = {are_images(name) for name in named}
-    if len(kinds) > 1:
+def _family(path: Path, described: Mapping[str, Any], named: Iterable[str]) -> Family:
+    of_images = {are_images(name) for name in named}
+    if len(of_images) > 1:
         raise InputError(f"{path} has both images and tables; they need models of their own, and a file each")
-    if True not in kinds:
-        task: Literal["regression", "classification"] = described.get("task", "regression")
+    if True not in of_images:
+        task = described.get("task", "regression")
         _check_words([task], {"classification", "regression"}, "task")
-        return task
+        return FAMILIES[task]
     if "test_share" in described:
         raise InputError(f"{path}: images have a test set of their own; leave out test_share")
     _check_words([described.get("task", "classification")], {"classification"}, "task")
-    return None
+    return FAMILIES["images"]
 
 
-def _sources(
-    named: Mapping[str, dict[str, Any]], sort: str, model: Mapping[str, Any], options: set[str]
-) -> dict[str, Source]:
-    """Read the data sets, by their names in the results."""
+def _sources(named: Mapping[str, Options]) -> dict[str, Source]:
+    """Call data sets in the results by their names, or those of their files."""
     data: dict[str, Source] = {}
     for name, source in named.items():
-        _check_words(source, {"model"} if sort == "images" else {"target", "model"}, f"[data.{name}]")
-        own = source.get("model", {})
-        _check_words(own, options, f"[data.{name}] model")
-        _check_values({**model, **own})
         short = Path(name).stem
         if short in data:
             raise InputError(f"{data[short].table} and {name} would both be {short!r} in the results")
@@ -318,12 +322,12 @@ def _sources(
 
 
 def _methods(described: Mapping[str, Any]) -> dict[str, Method]:
+    known = [field.name for field in fields(Method)]
     own = {}
-    for name, method in described.get("method", {}).items():
-        _check_words(method, {field.name for field in fields(Method)}, f"[method.{name}]")
-        own[name] = Method(**{"strategy": name, **method})
-    names = described.get("methods", list(own))
-    names = [names] if isinstance(names, str) else names
+    for name, options in _tables("method", described.get("method", {})).items():
+        _check_words(options, known, f"[method.{name}]")
+        own[name] = Method(**{"strategy": name, **options})
+    names = _names("methods", described.get("methods", list(own)))
     _check_words(names, {*own, *STRATEGIES}, "methods")
     methods = {name: own.get(name, Method(name)) for name in names}
     for method in methods.values():
@@ -331,14 +335,13 @@ def _methods(described: Mapping[str, Any]) -> dict[str, Method]:
     return methods
 
 
-def _check_values(model: Mapping[str, Any]) -> None:
-    """Raise where an option that stands for a module has the wrong type."""
-    for name, least in (("width", 1), ("padding", 0)):
-        check_integer(model.get(name, least), least, f"[model] {name}")
-    check_switch(model.get("flip", True), "[model] flip")
-
-
-def _check_words(words: Iterable[str], known: set[str], where: str) -> None:
+def _check_words(words: Iterable[str], known: Iterable[str], where: str) -> None:
     for word in words:
         if word not in known:
             raise InputError(f"{where}: {word!r} is not known; {suggestion(word, sorted(known))}")
+
+
+def _check_file_name(name: str) -> None:
+    """Raise for a name of a data set or a method that no file can have."""
+    if not name or name.startswith(".") or set(name) & set('/\\:*?"<>|'):
+        raise InputError(f"{name!r} is no name for a file; use letters, digits, '-' and '_'")

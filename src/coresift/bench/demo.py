@@ -6,19 +6,19 @@ split, the first labels and the initial network, so strategies can be compared i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from coresift.atomic import write_text
 from coresift.bench.data import load_energy
+from coresift.bench.display import display
 from coresift.bench.plane import probit_pictures
 from coresift.bench.replay import Method, Simulation
 from coresift.bench.replay import run as replay
@@ -32,9 +32,6 @@ from coresift.types import Floats, InputError
 
 STRATEGIES = ("random", "maxent", "acs-fw")
 FIRST_LABELS, BATCH, EPOCHS = 20, 10, 50
-
-# Told after each turn: strategy, labels, mean test RMSE.
-Report = Callable[[str, int, float], None]
 
 
 def demo_model() -> NeuralLinearRegressor:
@@ -81,20 +78,21 @@ def _against(name: str, gap: Estimate) -> str:
     return f"not clearly different from that of {name} ({size} {side})"
 
 
-def compare(num_seeds: int, num_rounds: int, report: Report) -> Comparison:
+def compare(num_seeds: int, num_rounds: int, console: Console) -> Comparison:
     """Replay every strategy with every seed."""
     x, y = load_energy()
     simulation = Simulation(x, y, demo_model(), first=FIRST_LABELS, batch=BATCH, budget=BATCH * num_rounds)
-    seeds = range(num_seeds)
-    states = [simulation.begin(Method(name), seed) for name in STRATEGIES for seed in seeds]
-    num_labels, errors = [], []
-    for rounds in replay(simulation, states):
-        num_labels.append(rounds[0].labels)
-        errors.append(np.array([turn.error for turn in rounds]).reshape(len(STRATEGIES), num_seeds))
-        for name, mean in zip(STRATEGIES, errors[-1].mean(1).tolist(), strict=True):
-            report(name, num_labels[-1], mean)
-    rmse = dict(zip(STRATEGIES, np.stack(errors, 2), strict=True))
-    return Comparison(tuple(num_labels), rmse)
+    runs = list(product(STRATEGIES, range(num_seeds)))
+    states = [simulation.begin(Method(name), seed) for name, seed in runs]
+    turns = []
+    with display("energy", runs, simulation, console) as show:
+        for rounds in replay(simulation, states):
+            turns.append(rounds)
+            show(dict(zip(runs, rounds, strict=True)))
+    errors = np.array([[turn.error for turn in rounds] for rounds in turns])
+    rmse = errors.T.reshape(len(STRATEGIES), num_seeds, len(turns))
+    num_labels = tuple(rounds[0].labels for rounds in turns)
+    return Comparison(num_labels, dict(zip(STRATEGIES, rmse, strict=True)))
 
 
 def run(
@@ -108,13 +106,11 @@ def run(
     except OSError as error:
         raise cannot_write(out, error) from None
     console = console or Console()
-    with enough_threads(0), _progress(console, num_rounds + 1) as report:
-        comparison = compare(num_seeds, num_rounds, report)
+    with enough_threads(0):
+        comparison = compare(num_seeds, num_rounds, console)
         batches, distances = probit_pictures()
-    panel = CurvePanel(
-        "labels", {name: (comparison.num_labels, errors) for name, errors in comparison.rmse.items()}
-    )
-    curves = curve_panels([panel], "test RMSE, kWh/m²")
+    means = {name: (comparison.num_labels, errors) for name, errors in comparison.rmse.items()}
+    curves = curve_panels([CurvePanel("labels", means)], "test RMSE, kWh/m²")
     save(curves, out / "curves.png")
     save(batches, out / "batches.png")
     parts = _story(comparison, curves, batches, distances)
@@ -125,26 +121,13 @@ def run(
 
 
 def _print(comparison: Comparison, console: Console) -> None:
-    table = Table("labels", *comparison.rmse, title="test RMSE, kWh/m², mean ± standard error")
-    for column in table.columns:
-        column.justify = "right"
+    table = Table(title="test RMSE, kWh/m², mean ± standard error")
+    for name in ("labels", *comparison.rmse):
+        table.add_column(name, justify="right")
     for row in comparison.rows():
         table.add_row(*row)
     console.print(table)
     console.print(comparison.conclusion(), highlight=False)
-
-
-@contextmanager
-def _progress(console: Console, turns: int) -> Iterator[Report]:
-    """Show a bar for each strategy with its latest error."""
-    columns = TextColumn("{task.description:>8}"), BarColumn(), TextColumn("{task.fields[latest]}")
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        tasks = {name: progress.add_task(name, total=turns, latest="") for name in STRATEGIES}
-
-        def report(name: str, labels: int, error: float) -> None:
-            progress.update(tasks[name], advance=1, latest=f"{labels:3d} labels  RMSE {error:5.2f}")
-
-        yield report
 
 
 def _story(comparison: Comparison, curves: Figure, batches: Figure, distances: str) -> Sequence[html.Part]:

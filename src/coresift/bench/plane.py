@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,7 +76,7 @@ def _on_grid(values: Tensor) -> Floats:
     return values.reshape(side, side).numpy()
 
 
-def _information(posterior: ProbitPosterior, points: Tensor) -> Tensor:
+def _information(posterior: Any, points: Tensor) -> Tensor:
     return bald(posterior, as_pool(points), generator=torch.Generator()).values
 
 
@@ -118,20 +119,19 @@ def probit_batches(stages: Sequence[int] = (1, 2, 3, 10), *, seed: int = 9, reso
     plane, grid = problem.plane(resolution)
     batch = problem.batch("bald")
     information = _information(problem.posterior(), grid)
+    acs = frank_wolfe_stages(problem.posterior(), problem.pool, grid, stages)
     rows = {
         "BALD\nshading: information in a label": [(batch[:stage], information) for stage in stages],
-        "ACS-FW\nshading: Frank-Wolfe's score": frank_wolfe_stages(
-            problem.posterior(), problem.pool, grid, stages
-        ),
+        "ACS-FW\nshading: Frank-Wolfe's score": acs,
     }
-    panels = {
-        name: [
-            BatchPanel(f"t = {stage}", points.numpy(), _on_grid(surface))
-            for stage, (points, surface) in zip(stages, row, strict=True)
-        ]
-        for name, row in rows.items()
-    }
-    return growing_batches(panels, plane)
+    return growing_batches({name: _stage_panels(stages, row) for name, row in rows.items()}, plane)
+
+
+def _stage_panels(stages: Sequence[int], row: Sequence[tuple[Tensor, Tensor]]) -> list[BatchPanel]:
+    return [
+        BatchPanel(f"t = {stage}", points.numpy(), _on_grid(surface))
+        for stage, (points, surface) in zip(stages, row, strict=True)
+    ]
 
 
 def frank_wolfe_stages(
@@ -175,7 +175,7 @@ def linear_norms(num_labels: int = 10, *, seed: int = 0) -> Figure:
     posterior = BayesianLinearRegression(noise_variance=NOISE).fit(x[:, None], y)
     line = torch.linspace(-6, 6, 200, dtype=torch.float64)  # an even number: the origin is not among them
     pool = as_pool(line[:, None])
-    information = bald(posterior, pool, generator=torch.Generator()).values
+    information = _information(posterior, line[:, None])
     norm = acs_norm(fisher_space(posterior, pool, generator=torch.Generator())).values / line.square()
 
     figure = Figure(figsize=(11.4, 3.6))

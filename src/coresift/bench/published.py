@@ -30,13 +30,7 @@ _SECONDS = {
 
 _NAMES = {"random": "Random", "maxent": "MaxEnt", "maxent-i": "MaxEnt-I", "maxent-sg": "MaxEnt-SG"}
 # ACS-FW was the closed form on the small sets and ten posterior samples on the large ones.
-_ACS = {
-    "yacht": "acs-fisher",
-    "boston": "acs-fisher",
-    "energy": "acs-fisher",
-    "power": "acs-fw-j10",
-    "year": "acs-fw-j10",
-}
+_ACS = {name: "acs-fw-j10" if name in ("power", "year") else "acs-fisher" for name in _RMSE}
 
 
 def paper_name(data: str, method: str) -> str | None:
@@ -58,20 +52,16 @@ def departure(data: str, settings: Mapping[str, Any]) -> str | None:
     'first, batch and budget are 20, 5, 100, and 20, 10, 100 in the paper'
     >>> departure("yacht", {**settings, "batch": 10})
     """
-    source = settings.get("data")
-    table = source.get("table") if isinstance(source, Mapping) else None
     if data not in _PROTOCOLS:
         return "the paper has no such data set"
+    table = settings.get("data", {}).get("table")
     if table != data:
         return f"the table is {table or 'not known'}, not the published one"
-    ours = tuple(settings.get(name) for name in ("first", "batch", "budget"))
-    if ours != _PROTOCOLS[data]:
-        said, theirs = (
-            ", ".join("unknown" if value is None else str(value) for value in each)
-            for each in (ours, _PROTOCOLS[data])
-        )
-        return f"first, batch and budget are {said}, and {theirs} in the paper"
-    return None
+    ours = tuple(settings.get(name, "unknown") for name in ("first", "batch", "budget"))
+    if ours == _PROTOCOLS[data]:
+        return None
+    said, theirs = (", ".join(map(str, numbers)) for numbers in (ours, _PROTOCOLS[data]))
+    return f"first, batch and budget are {said}, and {theirs} in the paper"
 
 
 def paper_rmse(data: str, method: str) -> tuple[float, float] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,10 +19,10 @@ from sklearn.base import ClassifierMixin
 from torch import Tensor
 
 from coresift import limits
+from coresift.bench.measures import measure
 from coresift.checks import check_integer, check_switch
 from coresift.loop import turn
 from coresift.pool import ArrayPool
-from coresift.posteriors.samples import FLOOR
 from coresift.selection import select
 from coresift.strategies import Strategy, find_strategy
 from coresift.types import Index, InputError
@@ -65,15 +65,11 @@ class Method:
     def resolved(self) -> Strategy:
         """Return the strategy with its options."""
         strategy = find_strategy(self.strategy)
-        if self.num_samples is not None:
-            strategy = strategy.with_options(num_samples=self.num_samples)
-        if not self.exact:
-            strategy = strategy.with_options(exact=False)
-        if self.fill:
-            return strategy
-        if not hasattr(strategy.selector, "fill"):
+        if not self.fill and not hasattr(strategy.selector, "fill"):
             raise InputError(f"fill=False is for Frank-Wolfe and GIGA, not for {self.strategy!r}")
-        return strategy.with_options(fill=False)
+        given = {"num_samples": self.num_samples, "exact": self.exact, "fill": self.fill}
+        changed = {name: value for name, value in given.items() if value not in (None, True)}
+        return strategy.with_options(**changed)
 
 
 @dataclass(frozen=True)
@@ -191,25 +187,29 @@ class Simulation:
     workers: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("first", 1), ("batch", 1), ("budget", 0), ("num_test", 1), ("workers", 1)):
-            if getattr(self, name) is not None or name != "num_test":
-                object.__setattr__(self, name, check_integer(getattr(self, name), least, name))
+        given = {"first": 1, "batch": 1, "budget": 0, "workers": 1}
+        for name, least in given.items() if self.num_test is None else [*given.items(), ("num_test", 1)]:
+            object.__setattr__(self, name, check_integer(getattr(self, name), least, name))
         if self._test_size < 1:
             raise InputError(
                 f"test_share {self.test_share} keeps {self._test_size} rows for testing, expected one or more"
             )
         if len(self.x) != len(self.y):
             raise InputError(f"x holds {len(self.x)} rows, but y {len(self.y)} labels")
-        needed, have = self.first + self.budget, len(self.x) - self._test_size
-        if needed > have:
+        if self.first + self.budget > self.num_known:
             raise InputError(
                 f"{self.first} first labels and {self.budget} bought in batches of {self.batch} cannot come "
-                f"from the {have} rows that are not kept for testing"
+                f"from the {self.num_known} rows that are not kept for testing"
             )
 
     @property
     def _test_size(self) -> int:
         return round(self.test_share * len(self.x)) if self.num_test is None else self.num_test
+
+    @property
+    def num_known(self) -> int:
+        """How many rows are not kept for testing."""
+        return len(self.x) - self._test_size
 
     @property
     def one_by_one(self) -> bool:
@@ -220,9 +220,8 @@ class Simulation:
         """(N,) the rows, the test set first."""
         if self.num_test is None:
             return np.random.default_rng(seed).permutation(len(self.x))
-        others = len(self.x) - self.num_test
-        test = np.arange(others, len(self.x))
-        return np.concatenate([test, np.random.default_rng(seed).permutation(others)])
+        test = np.arange(self.num_known, len(self.x))
+        return np.concatenate([test, np.random.default_rng(seed).permutation(self.num_known)])
 
     def test_rows(self, seed: int) -> Index:
         """(M,) the rows of the test set."""
@@ -252,15 +251,19 @@ class Simulation:
             return rows, labels
         return rows, np.concatenate([labels, [label for _, label in state.guesses]])
 
+    def batch_size(self, state: State) -> int:
+        """How many labels are bought together now; the last batch may be smaller."""
+        return min(self.batch, self.first + self.budget - len(state.labelled))
+
     def wanted(self, state: State) -> int:
         """How many points to choose now."""
-        open_labels = self.first + self.budget - len(state.labelled) - len(state.guesses)
-        left_in_batch = self.batch - len(state.guesses)
-        return min(state.method.refit_every or self.batch, left_in_batch, open_labels)
+        return min(state.method.refit_every or self.batch, self.batch_size(state) - len(state.guesses))
 
 
-# Models of the first labels by their seed, and the seconds that each took.
-Begun: TypeAlias = dict[int, tuple[Any, float]]
+# A model, and this run's part of the training time in seconds.
+Fitted: TypeAlias = tuple[Any, float]
+# Models of the first labels, by their seed.
+Begun: TypeAlias = dict[int, Fitted]
 
 
 def run(simulation: Simulation, states: Sequence[State]) -> Iterator[list[Round]]:
@@ -279,45 +282,39 @@ def step(
     ----------
     begun : keeps the models of the first labels: all methods begin with the same, so it is trained once.
     """
-    models, seconds = _fit_together(simulation, states, {} if begun is None else begun)
+    fitted = _fit_together(simulation, states, {} if begun is None else begun)
     small, on_cpu = len(simulation.x) < limits.SMALL_TABLE, str(simulation.model.device) == "cpu"
     # A network for images takes so long on the CPU that it stays where it was trained, however few they are.
     moved = small and not on_cpu and simulation.x.ndim == 2
-    workers = simulation.workers if small and (on_cpu or moved) else 1
+    workers = simulation.workers if moved or (small and on_cpu) else 1
     # One thread for each worker: several that wait for each other are many times slower than none.
     threads = 1 if workers > 1 else torch.get_num_threads()
-    runs = [
-        _Run(
-            simulation,
-            state,
-            model.posterior_.to("cpu") if moved else model.posterior_,
-            getattr(model, "classes_", None),
-            fit_seconds,
-        )
-        for state, model, fit_seconds in zip(states, models, seconds, strict=True)
-    ]
-    turns = Parallel(n_jobs=workers)(delayed(_turn_once)(one, threads) for one in runs)
+    turns = Parallel(n_jobs=workers)(
+        delayed(_turn_once)(_Run.of(simulation, state, *one, moved), threads)
+        for state, one in zip(states, fitted, strict=True)
+    )
     return [state for state, _ in turns], [record for _, record in turns]
 
 
-def _fit_together(
-    simulation: Simulation, states: Sequence[State], begun: Begun
-) -> tuple[list[Any], list[float]]:
-    """Train a model for each state; with the seconds that each took."""
+def _fit_together(simulation: Simulation, states: Sequence[State], begun: Begun) -> list[Fitted]:
+    """Train a model for each state; those of the first labels only once for each seed."""
+    later = [state for state in states if state.fits > 0]
     first = {state.seed: state for state in states if state.fits == 0 and state.seed not in begun}
-    needed = [*first.values(), *(state for state in states if state.fits > 0)]
-    fitted: list[tuple[Any, float]] = []
-    if needed:
-        known = [simulation.known(state) for state in needed]
-        sets = [(simulation.x[rows], labels) for rows, labels in known]
-        start = time.perf_counter()
-        models = simulation.model.fit_many(sets, [state.seed_of(0) for state in needed])
-        seconds = (time.perf_counter() - start) / len(needed)
-        fitted = [(model, seconds) for model in models]
+    fitted = _train(simulation, [*first.values(), *later])
     begun |= dict(zip(first, fitted, strict=False))
-    later = iter(fitted[len(first) :])
-    both = [begun[state.seed] if state.fits == 0 else next(later) for state in states]
-    return [model for model, _ in both], [seconds for _, seconds in both]
+    rest = iter(fitted[len(first) :])
+    return [next(rest) if state.fits > 0 else begun[state.seed] for state in states]
+
+
+def _train(simulation: Simulation, states: Sequence[State]) -> list[Fitted]:
+    known = [simulation.known(state) for state in states]
+    if not known:
+        return []
+    sets = [(simulation.x[rows], labels) for rows, labels in known]
+    start = time.perf_counter()
+    models = simulation.model.fit_many(sets, [state.seed_of(0) for state in states])
+    seconds = (time.perf_counter() - start) / len(states)
+    return [(model, seconds) for model in models]
 
 
 def _turn_once(learner: _Run, threads: int) -> tuple[State, Round]:
@@ -326,26 +323,27 @@ def _turn_once(learner: _Run, threads: int) -> tuple[State, Round]:
     return learner.state, learner.record
 
 
+@dataclass
 class _Run:
     """One simulated run as a `Learner`: its items are rows, and its answers rows with labels.
 
     Its model was trained side by side with those of other runs.
     """
 
-    record: Round
+    simulation: Simulation
+    state: State
+    posterior: Any
+    classes: npt.NDArray[Any] | None
+    fit_seconds: float
+    chosen: tuple[int, ...] = ()
+    select_seconds: float = 0.0
+    record: Round = field(init=False)
 
-    def __init__(
-        self,
-        simulation: Simulation,
-        state: State,
-        posterior: Any,
-        classes: npt.NDArray[Any] | None,
-        fit_seconds: float,
-    ) -> None:
-        self.simulation, self.state, self.posterior = simulation, state, posterior
-        self.classes, self.fit_seconds = classes, fit_seconds
-        self.chosen: tuple[int, ...] = ()
-        self.select_seconds = 0.0
+    @classmethod
+    def of(cls, simulation: Simulation, state: State, model: Any, seconds: float, moved: bool) -> _Run:
+        """Take what a run needs of its model, moved to the CPU or not."""
+        posterior = model.posterior_.to("cpu") if moved else model.posterior_
+        return cls(simulation, state, posterior, getattr(model, "classes_", None), seconds)
 
     def pending(self) -> Sequence[int]:
         return ()  # an oracle has answered by the end of a turn
@@ -365,20 +363,12 @@ class _Run:
         if not state.method.impute:
             return self.chosen
         waiting = (*(row for row, _ in state.guesses), *self.chosen)
-        labels = len(state.labelled) + len(waiting)
-        complete = len(waiting) == simulation.batch or labels == simulation.first + simulation.budget
-        return waiting if complete else ()
+        return waiting if len(waiting) == simulation.batch_size(state) else ()
 
     def look(self, posterior: Any, items: Sequence[int]) -> Round:
         """Test the model; what was chosen does not change that."""
         x, y = self.simulation.x, self.simulation.y
         test = self.simulation.test_rows(self.state.seed)
-        predictive = posterior.predictive(torch.as_tensor(x[test]))
-        measured = (
-            _regressed(predictive, y[test])
-            if self.classes is None
-            else _classified(predictive, y[test], self.classes)
-        )
         return Round(
             fits=self.state.fits,
             labels=len(self.state.labelled),
@@ -387,7 +377,7 @@ class _Run:
             guesses=self._pseudo_labels(posterior),
             fit_seconds=self.fit_seconds,
             select_seconds=self.select_seconds,
-            **measured,
+            **measure(posterior.predictive(torch.as_tensor(x[test])), y[test], self.classes),
         )
 
     def _pseudo_labels(self, posterior: Any) -> tuple[Label, ...]:
@@ -441,49 +431,3 @@ def choose(simulation: Simulation, state: State, posterior: Any, budget: int) ->
         seed=state.seed_of(1),
     )
     return tuple(pool[batch.index].tolist())
-
-
-def _regressed(predictive: Any, target: npt.NDArray[Any]) -> dict[str, Any]:
-    truth = torch.as_tensor(target).to(predictive.mean)
-    return {
-        "rmse": float((predictive.mean - truth).square().mean().sqrt()),
-        "log_density": float(predictive.log_prob(truth).mean()),
-    }
-
-
-def _classified(predictive: Any, target: npt.NDArray[Any], classes: npt.NDArray[Any]) -> dict[str, Any]:
-    # A class that the model has never met has no column. A point of it is wrong, and as unlikely as what
-    # models call impossible; with less, the mean would tell little but how many of these points there are.
-    column = np.searchsorted(classes, target).clip(max=len(classes) - 1)
-    met = torch.as_tensor(classes[column] == target)
-    probs = predictive.probs.double().cpu()
-    of_target = probs.gather(1, torch.as_tensor(column)[:, None])[:, 0]
-    right = met & (probs.argmax(1) == torch.as_tensor(column))
-    smallest = torch.finfo(torch.float32).tiny
-    return {
-        "rmse": None,
-        "log_density": float(torch.where(met, of_target, FLOOR).clamp(min=smallest).log().mean()),
-        "accuracy": float(right.double().mean()),
-        "calibration_error": calibration_error(probs.amax(1), right),
-    }
-
-
-def calibration_error(confidence: Tensor, right: Tensor, bins: int = 15) -> float:
-    """Average how far confidence and accuracy are apart over points sorted into bins of confidence.
-
-    Parameters
-    ----------
-    confidence : (n,) the probability of the most likely class.
-    right : (n,) bool, whether it was the true one.
-
-    References
-    ----------
-    Guo et al., On Calibration of Modern Neural Networks, 2017.
-
-    >>> calibration_error(torch.tensor([0.8, 0.8, 0.8, 0.8]), torch.tensor([True, True, True, False]))
-    0.05
-    """
-    bin_of = (confidence * bins).long().clamp(max=bins - 1)
-    gaps = torch.zeros(bins, dtype=torch.float64)
-    gaps.index_add_(0, bin_of, confidence.double() - right.double())
-    return round(float(gaps.abs().sum() / len(confidence)), 6)

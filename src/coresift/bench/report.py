@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 from coresift.atomic import write_text
 from coresift.bench.published import departure, paper_name, paper_rmse, paper_seconds
 from coresift.bench.results import Results, Standing, standings
-from coresift.bench.statistics import Estimate, seeds_needed
+from coresift.bench.statistics import Estimate
 from coresift.bench.store import PACKED, Origins, Record, pack, read
 from coresift.bench.tables import NOTHING, tables
 from coresift.report.figures import COLOURS, CurvePanel, curve_panels, save
@@ -60,16 +60,11 @@ def write_report(
     report = _Report(_gather(records, origins), {} if ceiling is None else _ceilings(ceiling), show)
     out.mkdir(parents=True, exist_ok=True)
     pack(records, origins, out / PACKED)
-    kind, measures = _KINDS[report.kinds]
-    top, end = _provenance(origins)
-    parts = [*top, *report.overview(), f"{measures}, mean ± standard error over seeds.{report.how()}"]
-    for results in report.everything:
-        parts += report.section(results)
-    parts += end
+    kind, _ = _KINDS[report.kinds]
+    title, parts = f"Which labels to buy: the {kind} experiments", report.parts(origins)
     for part in parts:
         if isinstance(part, Picture):
             save(part.figure, out / part.file)
-    title = f"Which labels to buy: the {kind} experiments"
     write_text(out / ("table1.md" if False in report.kinds else "tables.md"), markdown(title, parts))
     path = out / "report.html"
     write_text(path, page(title, parts))
@@ -81,31 +76,29 @@ def _gather(records: Iterable[Record], origins: Origins) -> list[Results]:
     settings = defaultdict[str, dict[str, dict[str, Any]]](dict)
     for (data, method), origin in origins.items():
         settings[data][method] = origin.settings
-    return [
-        Results.gather(data, list(runs), settings[data])
-        for data, runs in groupby(records, lambda run: run.data)
-    ]
+    groups = groupby(records, lambda run: run.data)
+    return [Results.gather(data, list(runs), settings[data]) for data, runs in groups]
 
 
 def _ceilings(folder: Path) -> dict[tuple[str, bool], tuple[int, Estimate]]:
     """Read what all labels give: data set, and whether it has classes -> number of labels, estimate."""
-    found = {
-        (results.data, results.classes): (results.labels, results.estimate(results.ranked()[0]))
-        for results in _gather(*read(folder))
-        if results.ranked() and results.refits == 0
-    }
+    found = [results for results in _gather(*read(folder)) if results.ranked() and results.refits == 0]
     if not found:
         raise InputError(f'{folder} has no finished runs with first = "all", to be the ceiling of others')
-    return found
+    return {
+        (results.data, results.classes): (results.labels, results.estimate(results.ranked()[0]))
+        for results in found
+    }
 
 
 def _provenance(origins: Origins) -> tuple[list[Part], list[Part]]:
     """Say how the results were made, for the top; if by many commands, with a list of them for the end."""
-    made = [one for origin in origins.values() for one in origin.made]
-    names = dict.fromkeys(name for one in made for name in one)
-    values = {name: list(dict.fromkeys(one[name] for one in made if name in one)) for name in names}
-    commands, lines, end = values.get("command", []), [], list[Part]()
-    if len(commands) > 1:
+    made = chain.from_iterable(origin.made for origin in origins.values())
+    values = defaultdict[str, list[str]](list)
+    for name, value in dict.fromkeys(chain.from_iterable(each.items() for each in made)):
+        values[name].append(value)
+    lines, end = [], list[Part]()
+    if len(commands := values.get("command", [])) > 1:
         lines = [f"These results were made by {len(commands)} commands, listed at the end."]
         end = [Heading("Commands"), *sorted(values.pop("command"))]
     lines += [f"{name.capitalize()}: {'; '.join(different)}." for name, different in values.items()]
@@ -129,18 +122,14 @@ class _Report:
         """Return the results that share a ranking: ratios of RMSE and of error rates have no common mean."""
         return [results for results in self.everything if results.classes is classes]
 
-    def how(self) -> str:
-        """Say how methods are compared, if they are."""
-        return f" {_HOW}" if any(_compares(results) for results in self.everything) else ""
-
-    def overview(self) -> list[Part]:
-        """Rank the methods over all data sets."""
-        rankings = {classes: standings(self.alike(classes)) for classes in self.kinds}
-        return [
-            part
-            for classes, ranking in rankings.items()
-            for part in _overview(ranking, self.everything, classes)
-        ]
+    def parts(self, origins: Origins) -> list[Part]:
+        """Make all parts: an overview, and a section on each data set."""
+        top, end = _provenance(origins)
+        overview = chain.from_iterable(_overview(self.alike(classes), classes) for classes in self.kinds)
+        _, measures = _KINDS[self.kinds]
+        how = f" {_HOW}" if any(results.compares for results in self.everything) else ""
+        sections = chain.from_iterable(map(self.section, self.everything))
+        return [*top, *overview, f"{measures}, mean ± standard error over seeds.{how}", *sections, *end]
 
     def section(self, results: Results) -> list[Part]:
         """Make the part about one data set."""
@@ -148,49 +137,50 @@ class _Report:
         labels, top = self.ceilings.get((results.data, results.classes), (0, None))
         if top is not None:
             parts.append(f"With all {labels:,} labels, {results.measure} is {top:.{results.digits}f}.")
-        if _compares(results) and results.ranked():
+        if results.compares and results.ranked():
             parts.append(_curves(results, self.show or self._handful(results), top))
         return [*parts, *tables(results)]
 
     def _handful(self, results: Results) -> list[str]:
         """Choose methods to draw, in an order that gives them the same colours on all data sets alike."""
-        alike = self.alike(results.classes)
-        every = {name for other in alike for name in other.ranked()}
+        alike, ranked = self.alike(results.classes), results.ranked()
+        every = {*chain.from_iterable(other.ranked() for other in alike)}
         if len(every) <= len(COLOURS):
             return _random_first(every)
-        paper = [name for name in results.runs if paper_name(results.data, name) == "ACS-FW"]
-        acs = ["acs-fw"] if "acs-fw" in results.runs else sorted(paper, key=len)[:1]
         best = [standing.method for standing in standings(alike)[:1]]
         # Those that may be missing on some data sets come last.
-        ranked = results.ranked()
-        names = ["random", "maxent", *acs, *best, "maxent-sg", "maxent-i", *ranked[:1]]
+        names = ["random", "maxent", *_acs(results), *best, "maxent-sg", "maxent-i", *ranked[:1]]
         if not results.classes:
             return names
-        names = [name for name in dict.fromkeys([*names, *ranked]) if name in ranked]
-        return _random_first(names[: len(COLOURS)])  # not by rank, which differs between reports
+        found = sorted(ranked, key=[*names, *ranked].index)
+        return _random_first(found[: len(COLOURS)])  # not by rank, which differs between reports
+
+
+def _acs(results: Results) -> list[str]:
+    """Return the method of the paper, or the one with the shortest name that stands for it."""
+    if "acs-fw" in results.runs:
+        return ["acs-fw"]
+    return sorted((name for name in results.runs if paper_name(results.data, name) == "ACS-FW"), key=len)[:1]
 
 
 def _random_first(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (name != "random", name))
 
 
-def _compares(results: Results) -> bool:
-    """Tell whether there is more than one fit of one method."""
-    return results.refits > 0 or len(results.runs) > 1
-
-
 # What is at the top.
 
 
-def _overview(ranking: Sequence[Standing], everything: Sequence[Results], classes: bool) -> list[Part]:
+def _overview(alike: Sequence[Results], classes: bool) -> list[Part]:
+    """Rank the methods over data sets that share a ranking."""
+    ranking = standings(alike)
     if [standing.method for standing in ranking] == ["random"]:
         return []
     if not ranking:
         which = " by accuracy" if classes else ""
         return [f"There is no ranking{which} yet: it needs a finished run of random on some data set."]
-    names = sorted({name for standing in ranking for name in standing.at_labels})
+    names = sorted({*chain.from_iterable(standing.at_labels for standing in ranking)})
     return [
-        _headline(ranking[0], everything, classes),
+        _headline(ranking[0], alike, classes),
         Table(
             ["method", "equal labels", "equal refits", *names],
             [_overview_row(standing, names) for standing in ranking],
@@ -202,39 +192,43 @@ def _overview(ranking: Sequence[Standing], everything: Sequence[Results], classe
 
 
 def _overview_row(standing: Standing, names: Sequence[str]) -> list[str]:
-    ratios = standing.at_labels
-    each = [f"{ratios[name]:.3f}" if name in ratios else NOTHING for name in names]
-    return [standing.method, *(f"{value:.3f}" for value in standing.overall), *each]
+    ratios = [*standing.overall, *map(standing.at_labels.get, names)]
+    return [standing.method, *(NOTHING if ratio is None else f"{ratio:.3f}" for ratio in ratios)]
 
 
-def _headline(best: Standing, everything: Sequence[Results], classes: bool) -> str:
+def _headline(best: Standing, alike: Sequence[Results], classes: bool) -> str:
     """Say which method is the most accurate, by how much, and whether that is significant."""
     names, (at_labels, at_refits) = list(best.at_labels), best.overall
     where = f"on {names[0]}" if len(names) == 1 else f"in geometric mean over {', '.join(names)}"
     if best.method == "random":
         return f"The most accurate at equal labels is random itself, {where}."
-    tested = _tested(best.method, [results for results in everything if results.data in names])
+    verdicts = [_verdict(best.method, results) for results in alike if results.data in names]
     return (
         f"The most accurate at equal labels is {best.method}: its {'error rate' if classes else 'error'} is "
-        f"{at_labels:.2f} times that of random ({at_refits:.2f} times at equal refits), {where}. {tested}"
+        f"{at_labels:.2f} times that of random ({at_refits:.2f} times at equal refits), {where}. "
+        f"{_tested(verdicts)}"
     )
 
 
-def _tested(method: str, everything: Sequence[Results]) -> str:
-    """Say what the paired tests show for a method, over all data sets."""
-    pairs = [pair for results in everything for pair in results.pairs("random") if pair.method == method]
-    if not pairs:
+_UNTESTED = "not tested against random"
+
+
+def _verdict(method: str, results: Results) -> str:
+    """Say in words what the paired test of a method against random shows."""
+    verdicts = {pair.method: pair.verdict for pair in results.pairs("random")}
+    return verdicts.get(method, _UNTESTED)
+
+
+def _tested(verdicts: Sequence[str]) -> str:
+    """Say what the paired tests of a method show, over all data sets."""
+    if {*verdicts} == {_UNTESTED}:
         return "This is not tested: a test needs two seeds that both have finished."
-    verdicts = Counter(pair.verdict for pair in pairs)
-    verdicts["not tested against random"] = len(everything) - len(pairs)
-    if len(everything) == 1:
-        return f"By the paired tests below, it is {pairs[0].verdict}."
-    counts = [
-        f"{words} ({count} of {len(everything)} data sets)"
-        for words, count in verdicts.most_common()
-        if count
-    ]
-    return f"By the paired tests below, it is {'; '.join(counts)}."
+    if len(verdicts) == 1:
+        return f"By the paired tests below, it is {verdicts[0]}."
+    # At equal counts, what is not tested is named last.
+    counts = Counter(sorted(verdicts, key=lambda verdict: verdict == _UNTESTED)).most_common()
+    found = [f"{verdict} ({count} of {len(verdicts)} data sets)" for verdict, count in counts]
+    return f"By the paired tests below, it is {'; '.join(found)}."
 
 
 # What is at the top of each data set.
@@ -256,16 +250,13 @@ def _mixed(results: Results) -> list[str]:
 
 def _left_out(results: Results) -> list[str]:
     lines = []
-    counts = [f"{name} {count}" for name, count in results.unfinished.items() if count]
-    if counts:
+    if counts := [f"{name} {count}" for name, count in results.unfinished.items() if count]:
         lines.append(f"Unfinished runs are left out: {', '.join(counts)}.")
-    compared = max(len(results.ranked()) - 1, 1)
-    needed = seeds_needed(compared)
-    if len(results.runs) > 1 and any(len(runs) < needed for runs in results.runs.values()):
+    if len(results.runs) > 1 and min(map(len, results.runs.values())) < results.seeds_needed:
         test = " by the Wilcoxon test" if results.classes else ""
         lines.append(
-            f"With fewer than {needed} finished seeds and {compared} methods compared, even a method that is "
-            f"better on every seed may not be significantly better{test}."
+            f"With fewer than {results.seeds_needed} finished seeds and {results.num_compared} methods "
+            f"compared, even a method that is better on every seed may not be significantly better{test}."
         )
     return [" ".join(lines)] if lines else []
 
@@ -311,18 +302,15 @@ def _refit_panel(results: Results, names: Sequence[str]) -> CurvePanel:
 
 
 def _curves_caption(results: Results, panels: Sequence[CurvePanel], left: int) -> str:
-    parts = [
+    others = {0: "", 1: " 1 other method is not drawn."}.get(left, f" {left} other methods are not drawn.")
+    first = " The first fit, the same for all methods, may be below the figure." if results.classes else ""
+    end = panels[-1].stretched
+    line = (
+        f" The dotted line marks the {end} refits of methods with full batches; beyond it, the axis is "
+        "logarithmic."
+    )
+    return (
         f"Test {'accuracy' if results.classes else 'error'} against "
         f"{' and against '.join(panel.axis for panel in panels)}: means over seeds, bands of two standard "
-        "errors. Between two fits, the earlier one counts."
-    ]
-    if left:
-        parts.append(f"{left} other method{'s are' if left > 1 else ' is'} not drawn.")
-    if results.classes:
-        parts.append("The first fit, the same for all methods, may be below the figure.")
-    if panels[-1].stretched is not None:
-        parts.append(
-            f"The dotted line marks the {results.refits} refits of methods with full batches; beyond it, the "
-            "axis is logarithmic."
-        )
-    return " ".join(parts)
+        f"errors. Between two fits, the earlier one counts.{others}{first}{line if end else ''}"
+    )

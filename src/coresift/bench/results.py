@@ -11,6 +11,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -33,7 +35,6 @@ class Results:
     runs : method -> seed -> run.
     unfinished : method -> number of runs left out.
     labels : at the end of a run.
-    refits : the fewest refits of a finished run, which are those of methods with full batches.
     settings : method -> the settings of its runs, as far as its log has them.
     classes : whether classes were predicted; then accuracy is shown instead of RMSE.
     """
@@ -42,7 +43,6 @@ class Results:
     runs: Mapping[str, Mapping[int, Record]]
     unfinished: Mapping[str, int]
     labels: int
-    refits: int
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     classes: bool = False
 
@@ -56,13 +56,18 @@ class Results:
         unfinished = dict.fromkeys(runs, 0)
         for record in records:
             last = record.rounds[-1]
-            if last.labels == labels and not last.chosen and not last.guessed:
+            if last.labels == labels and record.done and not last.guessed:
                 runs[record.method][record.seed] = record
             else:
                 unfinished[record.method] += 1
-        refits = min((run.rounds[-1].fits for seeds in runs.values() for run in seeds.values()), default=0)
         known = {name: (settings or {}).get(name, {}) for name in runs}
-        return cls(data, runs, unfinished, labels, refits, known, records[0].rounds[0].accuracy is not None)
+        classes = records[0].rounds[0].accuracy is not None
+        return cls(data, runs, unfinished, labels, known, classes)
+
+    @cached_property
+    def refits(self) -> int:
+        """The fewest refits of a finished run, which are those of methods with full batches."""
+        return min((run.rounds[-1].fits for run in self._all_runs()), default=0)
 
     @property
     def measure(self) -> str:
@@ -82,27 +87,26 @@ class Results:
 
     def differing(self) -> dict[str, list[list[str]]]:
         """Find settings in which methods differ, besides the method itself: name -> groups that agree."""
-        names = sorted({name for own in self.settings.values() for name in own} - {"method", "beside"})
+        names = sorted({*chain(*self.settings.values())} - {"method", "beside"})
         groups = {name: self._grouped(name) for name in names}
         return {name: found for name, found in groups.items() if len(found) > 1}
 
     def _grouped(self, name: str) -> list[list[str]]:
-        groups: dict[str, list[str]] = {}
+        groups = defaultdict[str, list[str]](list)
         for method, own in self.settings.items():
-            value = json.dumps(own[name], sort_keys=True) if name in own else ""
-            groups.setdefault(value, []).append(method)
+            groups[json.dumps(own.get(name, ""), sort_keys=True)].append(method)
         return [*groups.values()]
 
     def ranked(self, along: Along = "labels") -> list[str]:
         """List methods with finished runs: the most accurate first, those with a lone run last."""
         named = [name for name, runs in self.runs.items() if runs]
         errors = {name: float(np.mean([*self.errors(name, along).values()])) for name in named}
-        return sorted(named, key=lambda name: (self.lone(name), _nan_last(errors[name]), name))
+        return sorted(named, key=lambda name: (self.lone(name), nan_last(errors[name]), name))
 
     def lone(self, method: str) -> bool:
         """Tell whether it has a single run where others than random have more: luck must not make it best."""
-        others = (runs for name, runs in self.runs.items() if name != "random")
-        return len(self.runs[method]) == 1 and any(len(runs) > 1 for runs in others)
+        most = max((len(runs) for name, runs in self.runs.items() if name != "random"), default=0)
+        return len(self.runs[method]) == 1 < most
 
     def at(self, method: str, along: Along) -> dict[int, Round]:
         """Return the round of each seed at equal labels, which is its last, or at equal refits."""
@@ -118,16 +122,44 @@ class Results:
         return Estimate.over(self._measured(np.array([*self.errors(method, along).values()])))
 
     @property
+    def compares(self) -> bool:
+        """Whether there is more than one fit of one method."""
+        return self.refits > 0 or len(self.runs) > 1
+
+    @property
+    def num_compared(self) -> int:
+        """How many methods are compared with a reference, at least one."""
+        return max(len(self.ranked()) - 1, 1)
+
+    @property
+    def seeds_needed(self) -> int:
+        """See `seeds_needed`."""
+        return seeds_needed(self.num_compared)
+
+    @property
     def few_seeds(self) -> bool:
         """Whether a classification has too few seeds for a significant Wilcoxon test."""
-        ranked = self.ranked()
-        needed = seeds_needed(max(len(ranked) - 1, 1))
-        return self.classes and any(len(self.runs[name]) < needed for name in ranked)
+        fewest = min((len(self.runs[name]) for name in self.ranked()), default=self.seeds_needed)
+        return self.classes and fewest < self.seeds_needed
 
     def pairs(self, reference: str) -> list[Pair]:
         """Compare the other methods with the reference at equal labels; with few seeds by t-tests as well."""
         errors = {name: self.errors(name) for name in self.ranked()}
         return compare_pairs(errors, reference, if_normal=self.few_seeds) if reference in errors else []
+
+    def comparable_with(self, reference: str) -> list[str]:
+        """List the methods that have finished a seed that the reference has finished, too; see `ranked`."""
+        base = self.runs.get(reference, {})
+        return [name for name in self.ranked() if self.runs[name].keys() & base.keys()]
+
+    def ratio(self, method: str, reference: str, along: Along = "labels") -> float:
+        """Divide the mean error by that of the reference, over the seeds that both have finished."""
+        both, base_of = self.errors(method, along), self.errors(reference, along)
+        seeds = sorted(both.keys() & base_of.keys())
+        own, base = (sum(errors[seed] for seed in seeds) for errors in (both, base_of))
+        if base == 0:  # such as if all predicted classes are right
+            return math.inf if own else 1.0
+        return float(own / base)
 
     def in_step(self) -> bool:
         """Tell whether all runs always had the same labels after the same refits."""
@@ -154,42 +186,33 @@ class Results:
         A round is all that leads to a purchase, fits on pseudo-labels too. The purchases of a method that
         refits within a batch are counted in whole batches.
         """
-        means = []
-        for run in self.runs[method].values():
-            rounds = max(self._num_rounds(run), 1)
-            select = sum(turn.select_seconds for turn in run.rounds)
-            fit = sum(turn.fit_seconds for turn in run.rounds)
-            # The last fit is followed by no purchase, so it belongs to the run only.
-            before = select + fit - run.rounds[-1].fit_seconds
-            means.append((select / rounds, before / rounds, select + fit))
-        select_mean, round_mean, run_mean = np.mean(means, axis=0).tolist()
+        seconds = [self._seconds(run) for run in self.runs[method].values()]
+        select_mean, round_mean, run_mean = np.mean(seconds, axis=0).tolist()
         return select_mean, round_mean, run_mean
 
+    def _seconds(self, run: Record) -> tuple[float, float, float]:
+        rounds = max(self._num_rounds(run), 1)
+        select = sum(turn.select_seconds for turn in run.rounds)
+        fit = sum(turn.fit_seconds for turn in run.rounds)
+        # The last fit is followed by no purchase, so it belongs to the run only.
+        before = select + fit - run.rounds[-1].fit_seconds
+        return select / rounds, before / rounds, select + fit
+
     def _num_rounds(self, run: Record) -> int:
-        bought = _purchases(run)
-        settings = self.settings.get(run.method, {})
-        if not _refits_within(settings.get("method"), bought):
+        bought, settings = run.purchases, self.settings.get(run.method, {})
+        # Where the log does not say, by what was bought: one by one, and batches of the largest purchase.
+        one_by_one = max(bought, default=0) == 1 or None
+        refit_every = settings.get("method", {}).get("refit_every", one_by_one)
+        if refit_every is None:
             return len(bought)
-        # Where the log does not say, a batch is as large as the largest purchase.
-        batch = settings.get("batch") or max(max(_purchases(other), default=0) for other in self._all_runs())
-        return math.ceil(sum(bought) / max(batch, 1))
-
-
-def _purchases(run: Record) -> list[int]:
-    return [len(turn.bought) for turn in run.rounds if turn.bought]
-
-
-def _refits_within(method: Any, bought: Sequence[int]) -> bool:
-    """Tell whether a method refits within a batch; where its log does not say, by what it bought."""
-    if isinstance(method, Mapping) and "refit_every" in method:
-        return method["refit_every"] is not None
-    return max(bought, default=0) == 1
+        largest = max(max(other.purchases, default=0) for other in self._all_runs())
+        return math.ceil(sum(bought) / max(int(settings.get("batch", largest)), 1))
 
 
 def _latest(run: Record, along: Along, limit: int) -> Round:
     """Return the last round on true labels with at most ``limit`` labels or fits, or else the first."""
     reached = [turn for turn in run.rounds if not turn.guessed and getattr(turn, along) <= limit]
-    return reached[-1] if reached else run.rounds[0]
+    return [run.rounds[0], *reached][-1]
 
 
 @dataclass(frozen=True)
@@ -220,27 +243,18 @@ class Standing:
 def standings(everything: Iterable[Results]) -> list[Standing]:
     """Rank methods: those on the most data sets first, lone ones last among these, then by accuracy."""
     at_labels, at_refits = defaultdict[str, dict[str, float]](dict), defaultdict[str, dict[str, float]](dict)
-    lone = defaultdict[str, bool](bool)
+    lone = set[str]()
     for results in everything:
-        base = results.runs.get("random", {})
-        for method in results.ranked() if base else []:
-            if seeds := sorted(results.runs[method].keys() & base.keys()):
-                at_labels[method][results.data] = _ratio(results, method, "labels", seeds)
-                at_refits[method][results.data] = _ratio(results, method, "fits", seeds)
-                lone[method] |= results.lone(method)
-    ranked = [Standing(name, at_labels[name], at_refits[name], lone[name]) for name in at_labels]
+        for method in results.comparable_with("random"):
+            at_labels[method][results.data] = results.ratio(method, "random", "labels")
+            at_refits[method][results.data] = results.ratio(method, "random", "fits")
+            lone |= {method} if results.lone(method) else set()
+    ranked = [Standing(name, at_labels[name], at_refits[name], name in lone) for name in at_labels]
     return sorted(
-        ranked, key=lambda one: (-len(one.at_labels), one.lone, _nan_last(one.overall[0]), one.method)
+        ranked, key=lambda one: (-len(one.at_labels), one.lone, nan_last(one.overall[0]), one.method)
     )
 
 
-def _ratio(results: Results, method: str, along: Along, seeds: Sequence[int]) -> float:
-    own, base = (sum(results.errors(name, along)[seed] for seed in seeds) for name in (method, "random"))
-    if base == 0:  # such as if all predicted classes are right
-        return math.inf if own else 1.0
-    return float(own / base)
-
-
-def _nan_last(value: float) -> float:
+def nan_last(value: float) -> float:
     """Sort a diverged run last."""
     return math.inf if math.isnan(value) else value

@@ -9,23 +9,20 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby, product
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import coresift
 from coresift.bench.config import Experiment
+from coresift.bench.display import Run, display
 from coresift.bench.replay import Begun, Round, Simulation, State, step
-from coresift.bench.statistics import Estimate
 from coresift.bench.store import Log
-from coresift.progress import now_and_then
 from coresift.types import InputError
 
 try:
@@ -35,8 +32,6 @@ except ImportError:  # Windows has none
 
 _STARTED = time.perf_counter()
 
-# One run of one method: its name and its seed.
-Run = tuple[str, int]
 Value = TypeVar("Value")
 
 
@@ -63,25 +58,26 @@ def run_experiment(
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"device is {device!r}, but torch finds no such device here; try 'cpu'")
-    names = list(experiment.methods)
-    beside, made = {"beside": sorted(names)} if together else {}, _made(device)
+    made = _made(device)
     # All tables and files are checked before the first long computation.
     simulations = {data: experiment.simulation(data, folder, device, workers) for data in experiment.data}
     seeds = _seeds(experiment, only_seed, simulations.values())
+    names = list(experiment.methods)
+    groups = [
+        _Group(experiment, data, simulations[data], _logs(out / data, group), seeds, made)
+        for data, group in product(simulations, [names] if together else [[name] for name in names])
+    ]
     with ExitStack() as locks:
-        logs: dict[str, dict[str, Log]] = {}
-        for data, simulation in simulations.items():
-            logs[data] = {name: Log(out / data / f"{name}.jsonl") for name in names}
-            for name, log in logs[data].items():
-                locks.enter_context(log.locked())
-                log.open({**experiment.settings(data, name, simulation), **beside}, made)
-        for data, simulation in simulations.items():
+        for group in groups:
+            group.open(locks, {"beside": sorted(names)} if together else {})
+        for _, of_data in groupby(groups, lambda group: group.data):
             begun: Begun = {}
-            for group in [names] if together else [[name] for name in names]:
-                runs = [(name, seed) for name in group for seed in seeds]
-                states = {run: simulation.begin(experiment.methods[run[0]], run[1]) for run in runs}
-                own = {name: logs[data][name] for name in group}
-                _Group(data, simulation, own, made).run(states, begun)
+            for group in of_data:
+                group.run(begun)
+
+
+def _logs(folder: Path, names: Iterable[str]) -> dict[str, Log]:
+    return {name: Log(folder / f"{name}.jsonl") for name in names}
 
 
 def _seeds(experiment: Experiment, only_seed: int | None, simulations: Iterable[Simulation]) -> Sequence[int]:
@@ -97,128 +93,92 @@ def _seeds(experiment: Experiment, only_seed: int | None, simulations: Iterable[
 
 @dataclass(frozen=True)
 class _Group:
-    """Runs on one data set whose models are trained in one computation, with the logs of their methods."""
+    """Runs of one or more methods on one data set, with the logs of these methods.
 
+    Attributes
+    ----------
+    made : where further rounds come from.
+    """
+
+    experiment: Experiment
     data: str
     simulation: Simulation
     logs: Mapping[str, Log]
+    seeds: Sequence[int]
     made: Mapping[str, str]
 
-    def run(self, states: dict[Run, State], begun: Begun) -> None:
-        """Continue the runs from what is recorded, and record each turn."""
-        side_by_side = [[run] for run in states] if self.simulation.one_by_one else [list(states)]
-        last = self._resume(states, side_by_side)
-        with _display(self.data, list(self.logs), self.simulation) as show:
-            if last:
-                show(states, last)
-            for runs in side_by_side:
-                while alive := [run for run in runs if not states[run].done]:
-                    after, turns = step(self.simulation, [states[run] for run in alive], begun)
-                    found = dict(zip(alive, turns, strict=True))
-                    for name, log in self.logs.items():
-                        log.append(_of_method(name, found))
-                    states |= dict(zip(alive, after, strict=True))
-                    last |= found
-                    show(states, last)
+    def open(self, locks: ExitStack, beside: Mapping[str, Any]) -> None:
+        """Begin the logs, or check that they are of the same settings."""
+        for name, log in self.logs.items():
+            locks.enter_context(log.locked())
+            log.open({**self.experiment.settings(self.data, name, self.simulation), **beside}, self.made)
 
-    def _resume(self, states: dict[Run, State], side_by_side: Sequence[Sequence[Run]]) -> dict[Run, Round]:
-        """Move the states through the recorded turns; returns the last round of each run.
+    def run(self, begun: Begun) -> None:
+        """Continue the runs from what is recorded, and record each turn; see `step`."""
+        runs = list(product(self.logs, self.seeds))
+        side_by_side = [[run] for run in runs] if self.simulation.one_by_one else [runs]
+        recorded = self._recorded(side_by_side)
+        states = {run: self._state(run, recorded[run]) for run in runs}
+        self._cut(recorded, states)
+        last = {run: recorded[run][-1] for run in runs if recorded[run]}
+        with display(self.data, runs, self.simulation) as show:
+            show(last)
+            for together in side_by_side:
+                while alive := [run for run in together if not states[run].done]:
+                    last |= self._turn(alive, states, begun)
+                    show(last)
+
+    def _recorded(self, side_by_side: Iterable[Sequence[Run]]) -> dict[Run, list[Round]]:
+        """Read the rounds of each run.
 
         A turn counts if all runs that go side by side have it; what is beyond is dropped.
         """
-        kept = {
+        recorded = {
             (name, seed): rounds for name, log in self.logs.items() for seed, rounds in log.rounds().items()
         }
         for runs in side_by_side:
-            turn = 0
-            while alive := [run for run in runs if not states[run].done]:
-                if not all(turn < len(kept.get(run, [])) for run in alive):
-                    break
-                for run in alive:
-                    self._check(run, states[run], kept[run][turn])
-                    states[run] = states[run].after(kept[run][turn])
-                turn += 1
-            kept |= {run: kept.get(run, [])[:turn] for run in runs}
-        for name, log in self.logs.items():
-            unfinished = any(not state.done for state in _of_method(name, states).values())
-            log.cut(_of_method(name, kept), self.made if unfinished else None)
-        return {run: kept[run][-1] for run in states if kept[run]}
+            recorded |= _whole_turns({run: recorded.get(run, []) for run in runs})
+        return recorded
 
-    def _check(self, run: Run, state: State, found: Round) -> None:
-        if (found.fits, found.labels) != (state.fits, len(state.labelled)):
-            raise InputError(
-                f"{self.logs[run[0]].path} is damaged: seed {run[1]} has fit {found.fits} with "
-                f"{found.labels} labels after {state.fits} fits and {len(state.labelled)} labels; "
-                "remove that file"
-            )
+    def _state(self, run: Run, rounds: Iterable[Round]) -> State:
+        """Return the state of a run after these rounds."""
+        name, seed = run
+        state = self.simulation.begin(self.experiment.methods[name], seed)
+        for turn in rounds:
+            if (turn.fits, turn.labels) != (state.fits, len(state.labelled)):
+                raise InputError(
+                    f"{self.logs[name].path} is damaged: seed {seed} has fit {turn.fits} with {turn.labels} "
+                    f"labels after {state.fits} fits and {len(state.labelled)} labels; remove that file"
+                )
+            state = state.after(turn)
+        return state
+
+    def _cut(self, recorded: Mapping[Run, list[Round]], states: Mapping[Run, State]) -> None:
+        """Drop what does not count from the logs, and note in those that go on where this comes from."""
+        for name, log in self.logs.items():
+            done = all(state.done for state in _of_method(name, states).values())
+            log.cut(_of_method(name, recorded), None if done else self.made)
+
+    def _turn(self, runs: Sequence[Run], states: dict[Run, State], begun: Begun) -> dict[Run, Round]:
+        """Turn these runs once, and record that."""
+        after, rounds = step(self.simulation, [states[run] for run in runs], begun)
+        states |= zip(runs, after, strict=True)
+        found = dict(zip(runs, rounds, strict=True))
+        for name, log in self.logs.items():
+            log.append(_of_method(name, found))
+        return found
+
+
+def _whole_turns(recorded: Mapping[Run, list[Round]]) -> dict[Run, list[Round]]:
+    """Keep the turns that all runs have, except those that had ended before."""
+    going_on = [rounds for rounds in recorded.values() if not rounds or rounds[-1].chosen]
+    turns = min(map(len, going_on), default=None)
+    return {run: rounds[:turns] for run, rounds in recorded.items()}
 
 
 def _of_method(name: str, values: Mapping[Run, Value]) -> dict[int, Value]:
     """Select the runs of one method: seed -> value."""
     return {seed: value for (method, seed), value in values.items() if method == name}
-
-
-# What is shown meanwhile.
-
-
-@contextmanager
-def _display(
-    data: str, names: Sequence[str], simulation: Simulation
-) -> Iterator[Callable[[Mapping[Run, State], Mapping[Run, Round]], None]]:
-    """Show a bar for each method, by labels bought, with its latest RMSE or accuracy and the time left.
-
-    Without a terminal there is a line at the end of each method and, now and then, one on the slowest.
-    """
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[latest]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        tasks = {name: progress.add_task(f"{data} {name}", total=1.0, latest="first fit") for name in names}
-        finished: set[str] = set()
-
-        def say(line: str) -> None:
-            if not console.is_terminal:
-                console.print(line, soft_wrap=True)
-
-        say_sometimes = now_and_then(say)
-
-        def show(states: Mapping[Run, State], last: Mapping[Run, Round]) -> None:
-            slowest: list[tuple[float, str]] = []
-            for name, task in tasks.items():
-                rounds, own = _of_method(name, last), list(_of_method(name, states).values())
-                if not rounds:
-                    continue
-                part, latest = _part_done(simulation, own), _latest([*rounds.values()])
-                progress.update(task, completed=part, latest=latest)
-                if not all(state.done for state in own):
-                    slowest.append((part, f"{data} {name}: {part:.0%}, {latest}"))
-                elif name not in finished:
-                    finished.add(name)
-                    say(f"{data} {name}: {len(own)} seeds, {latest}")
-            if slowest:
-                say_sometimes(min(slowest)[1])
-
-        yield show
-
-
-def _part_done(simulation: Simulation, states: Sequence[State]) -> float:
-    """Return which part of a method is done; the last fit counts as much as a batch."""
-    bought = float(np.mean([len(state.labelled) for state in states])) - simulation.first
-    done = all(state.done for state in states)
-    return (bought + simulation.batch * done) / (simulation.budget + simulation.batch)
-
-
-def _latest(rounds: Sequence[Round]) -> str:
-    """Describe the last round of each run: labels learned, and RMSE or accuracy."""
-    errors = np.array([turn.error for turn in rounds])
-    classes = any(turn.accuracy is not None for turn in rounds)
-    measured = f"accuracy {Estimate.over(1 - errors):.3f}" if classes else f"RMSE {Estimate.over(errors):.3f}"
-    return f"{np.mean([turn.labels for turn in rounds]):.0f} labels, {measured}"
 
 
 def resources_used() -> str:

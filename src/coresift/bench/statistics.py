@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 import numpy as np
 from scipy.spatial import cKDTree
-from scipy.stats import rankdata, wilcoxon
-from scipy.stats import t as student
+from scipy.stats import rankdata, ttest_1samp, wilcoxon
 
 from coresift.report.figures import standard_error
 from coresift.types import Floats
@@ -103,10 +101,10 @@ def compare_pairs(
     >>> compare_pairs(errors, "random")[0].p_value
     0.0078125
     """
-    gaps = {name: _gaps(own, errors[reference]) for name, own in errors.items() if name != reference}
-    gaps = {name: values for name, values in gaps.items() if len(values) > 1}
-    corrected = holm([_wilcoxon(values) for values in gaps.values()])
-    normal = holm([_t_test(values) for values in gaps.values()]) if if_normal else [None] * len(gaps)
+    others = {name: _gaps(own, errors[reference]) for name, own in errors.items() if name != reference}
+    gaps = {name: values for name, values in others.items() if len(values) > 1}
+    corrected = holm(list(map(_wilcoxon, gaps.values())))
+    normal = holm(list(map(_t_test, gaps.values()))) if if_normal else [None] * len(gaps)
     return [
         Pair(name, reference, len(values), Estimate.over(values), p_value, _rank_sum(values), p_if_normal)
         for (name, values), p_value, p_if_normal in zip(gaps.items(), corrected, normal, strict=True)
@@ -123,15 +121,11 @@ def _wilcoxon(gaps: Floats) -> float:
 
 
 def _t_test(gaps: Floats) -> float:
-    """Compute the two-sided p-value of a paired t-test.
-
-    >>> round(_t_test(np.array([1.0, 2.0, 3.0])), 4)
-    0.0742
-    """
+    """Compute the two-sided p-value of a paired t-test."""
     # Not defined without scatter; accuracies can have equal differences, which then differ by rounding.
     if np.allclose(gaps, gaps[0], rtol=1e-9, atol=0):
         return 1.0
-    return float(2 * student.sf(abs(gaps.mean() / standard_error(gaps)), len(gaps) - 1))
+    return float(ttest_1samp(gaps, 0).pvalue)
 
 
 def _rank_sum(gaps: Floats) -> float:
@@ -147,7 +141,7 @@ def seeds_needed(num_compared: int) -> int:
     (6, 8)
     """
     # The smallest p-value of n signs is 2 / 2**n; Holm's correction multiplies it at most by the tests.
-    return next(seeds for seeds in count(1) if num_compared * 2.0 ** (1 - seeds) <= LEVEL)
+    return math.ceil(1 + math.log2(num_compared / LEVEL))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

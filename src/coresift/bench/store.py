@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import reprlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby, pairwise
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -51,6 +52,11 @@ class Record:
         return not self.rounds[-1].chosen
 
     @property
+    def purchases(self) -> list[int]:
+        """How many labels came in at a time."""
+        return [len(turn.bought) for turn in self.rounds if turn.bought]
+
+    @property
     def key(self) -> tuple[str, str, int]:
         """Which run it is."""
         return self.data, self.method, self.seed
@@ -70,6 +76,11 @@ class Log:
 
     path: Path
 
+    @property
+    def name(self) -> tuple[str, str]:
+        """The data set and the method."""
+        return self.path.parent.name, self.path.stem
+
     def open(self, settings: Mapping[str, Any], made: Mapping[str, str] | None = None) -> None:
         """Begin the file, or check that its rounds were made with the same settings.
 
@@ -81,9 +92,7 @@ class Log:
         if not self.path.exists() or not self.rounds():  # such as after a mistake in the model's options
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._replace([{"settings": settings, "made": [made or {}]}])
-            return
-        before = self.settings()
-        if before != settings:
+        elif (before := self.settings()) != settings:
             raise InputError(
                 f"{self.path} was made with other settings ({'; '.join(_changes(before, settings))}); "
                 "name another folder with --out, or remove that file"
@@ -122,12 +131,7 @@ class Log:
                 seed, turn = self._parsed(line)
                 rounds.setdefault(seed, []).append(turn)
         for seed, turns in rounds.items():
-            for before, turn in pairwise(turns):
-                if turn.fits <= before.fits:
-                    raise InputError(
-                        f"{self.path} is damaged, or joined from files that share a seed: seed {seed} has "
-                        f"fit {turn.fits} after fit {before.fits}; remove that file"
-                    )
+            self._check_order(seed, turns)
         return rounds
 
     def _parsed(self, line: dict[str, Any]) -> tuple[int, Round]:
@@ -135,6 +139,18 @@ class Log:
             return line.pop("seed"), _round(line)
         except (KeyError, TypeError):
             raise InputError(f"{self.path} holds something else than rounds of experiments") from None
+
+    def _check_order(self, seed: int, turns: Sequence[Round]) -> None:
+        for before, turn in pairwise(turns):
+            if turn.fits <= before.fits:
+                raise InputError(
+                    f"{self.path} is damaged, or joined from files that share a seed: seed {seed} has "
+                    f"fit {turn.fits} after fit {before.fits}; remove that file"
+                )
+
+    def records(self) -> list[Record]:
+        """Return the runs of all seeds, sorted."""
+        return [Record(*self.name, seed, tuple(rounds)) for seed, rounds in sorted(self.rounds().items())]
 
     def append(self, rounds: Mapping[int, Round]) -> None:
         """Write a round of each seed, through to the disk."""
@@ -151,15 +167,10 @@ class Log:
         ----------
         made : where further rounds will come from.
         """
-        longest = max(map(len, rounds.values()), default=0)
-        kept = [
-            _described(seed, turns[number])
-            for number in range(longest)
-            for seed, turns in rounds.items()
-            if number < len(turns)
-        ]
+        turns = zip_longest(*rounds.values())
+        kept = [_described(*pair) for turn in turns for pair in zip(rounds, turn, strict=True) if pair[1]]
         before = self.made()
-        after = [*before, made] if made is not None and made not in before else before
+        after = [*before, made] if made and made not in before else before
         self._replace([{"settings": self.settings(), "made": after}, *kept])
 
     def _lines(self, start: str = "") -> Iterator[dict[str, Any]]:
@@ -167,13 +178,16 @@ class Log:
         with self.path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if line.startswith(start) and line.endswith("\n"):  # else the run was killed while it wrote
-                    try:
-                        yield json.loads(line)
-                    except json.JSONDecodeError:
-                        raise InputError(
-                            f"line {number} of {self.path} is damaged; if files were joined, continue the "
-                            "unfinished one first, so that its last line is whole"
-                        ) from None
+                    yield self._read_line(number, line)
+
+    def _read_line(self, number: int, line: str) -> Any:
+        try:
+            return json.loads(line)
+        except json.JSONDecodeError:
+            raise InputError(
+                f"line {number} of {self.path} is damaged; if files were joined, continue the unfinished one "
+                "first, so that its last line is whole"
+            ) from None
 
     def _replace(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write the whole file; readers see the old one or the new one."""
@@ -196,14 +210,10 @@ def read(folder: Path) -> tuple[list[Record], Origins]:
 
     They are in logs, DATA/METHOD.jsonl, or in the file that `pack` made of them.
     """
-    logs = {(path.parent.name, path.stem): Log(path) for path in sorted(folder.glob("*/*.jsonl"))}
+    logs = [Log(path) for path in sorted(folder.glob("*/*.jsonl"))]
     if logs:
-        records = [
-            Record(*name, seed, tuple(rounds))
-            for name, log in logs.items()
-            for seed, rounds in sorted(log.rounds().items())
-        ]
-        return records, {name: Origin(log.settings(), log.made()) for name, log in logs.items()}
+        records = list(chain.from_iterable(log.records() for log in logs))
+        return records, {log.name: Origin(log.settings(), log.made()) for log in logs}
     if not (folder / PACKED).exists():
         raise InputError(f"{folder} holds no results: there is no DATA/METHOD.jsonl or {PACKED} in it")
     return _unpack(folder / PACKED)
@@ -217,9 +227,8 @@ def pack(records: Sequence[Record], origins: Origins, path: Path) -> None:
     if path.exists():
         _check_kept(records, path)
     rows = [{**vars(record), **vars(turn)} for record in records for turn in record.rounds]
-    arrays = {name: pa.array([row[name] for row in rows], type=kind) for name, kind in _COLUMNS.items()}
     described = json.dumps([[*name, asdict(origin)] for name, origin in origins.items()])
-    table = pa.table(arrays).replace_schema_metadata({_ORIGINS: described})
+    table = pa.Table.from_pylist(rows, pa.schema(_COLUMNS, {_ORIGINS: described}))
     with replacing(path) as file:  # the old one may be all there is of these rounds
         pq.write_table(table, file, compression="zstd")
 
@@ -248,15 +257,13 @@ def _unpack(path: Path) -> tuple[list[Record], Origins]:
     if missing := sorted({"data", "method", "seed", "fits", "labels", "chosen"} - {*table.column_names}):
         raise InputError(f"{path} holds no rounds of experiments: it has no column {missing[0]!r}")
     described = json.loads((table.schema.metadata or {}).get(_ORIGINS, b"[]"))
-    origins = {(data, method): Origin(**origin) for data, method, origin in described}
-    key = ("data", "method", "seed")
-    runs, turns = table.select(key).to_pylist(), table.drop_columns(key).to_pylist()
-    for name in {run["data"] for run in runs}:
+    runs = defaultdict[tuple[str, str, int], list[Round]](list)
+    for row in table.to_pylist():
+        runs[row.pop("data"), row.pop("method"), row.pop("seed")].append(_round(row))
+    for name in {data for data, _, _ in runs}:
         _check_name(name, path)
-    groups = groupby(zip(runs, turns, strict=True), lambda pair: pair[0])
-    return [
-        Record(**run, rounds=_with_purchases([_round(turn) for _, turn in group])) for run, group in groups
-    ], origins
+    records = [Record(*key, _with_purchases(rounds)) for key, rounds in runs.items()]
+    return records, {(data, method): Origin(**origin) for data, method, origin in described}
 
 
 def _check_name(name: Any, path: Path) -> None:
@@ -269,9 +276,9 @@ def _with_purchases(rounds: Sequence[Round]) -> tuple[Round, ...]:
     """Restore what was bought, from what was chosen and the number of labels."""
     restored: list[Round] = []
     chosen: tuple[int, ...] = ()
-    for turn, labels_after in zip(rounds, [*(turn.labels for turn in rounds[1:]), None], strict=True):
+    for turn, after in zip_longest(rounds, rounds[1:]):
         chosen += turn.chosen
-        bought = labels_after is None or labels_after > turn.labels
+        bought = after is None or after.labels > turn.labels
         restored.append(replace(turn, bought=chosen if bought else ()))
         chosen = () if bought else chosen
     return tuple(restored)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from itertools import chain
 
 from coresift.bench.published import departure, paper_rmse, paper_seconds
 from coresift.bench.results import Along, Results
@@ -14,7 +14,8 @@ from coresift.report.page import Table
 NOTHING = "\N{EN DASH}"
 # Cells of a method's row.
 Cells = Callable[[str], Sequence[str]]
-Published = Callable[[str, str], tuple[float, ...] | None]
+# The paper's figures for a method on a data set.
+Figures = Callable[[str, str], tuple[float, ...] | None]
 
 _TIMES = (
     "to build a batch; for the whole round; for the whole run. Runs trained side by side share their "
@@ -28,9 +29,7 @@ _T_TEST = (
 
 def tables(results: Results) -> list[Table]:
     """Make all tables of a data set; a single fit of one method is compared with nothing."""
-    compared = (
-        [equal_refits(results), *paired_tests(results)] if results.refits or len(results.runs) > 1 else []
-    )
+    compared = [equal_refits(results), *paired_tests(results)] if results.compares else []
     return [equal_labels(results), *compared, likelihoods(results) if results.classes else seconds(results)]
 
 
@@ -42,45 +41,41 @@ def _table(results: Results, along: Along, columns: Sequence[str], cells: Cells,
     return Table(["method", *columns], rows, caption)
 
 
-def published(results: Results, name: str, figures: Published) -> Any:
-    """Return the paper's figures for a method, if they are comparable with ours."""
-    return None if departure(results.data, results.settings[name]) else figures(results.data, name)
-
-
-def _any_published(results: Results, figures: Published) -> bool:
-    return any(published(results, name, figures) for name in results.runs)
+def _published(results: Results, figures: Figures) -> dict[str, tuple[float, ...]]:
+    """Return the paper's figures of the methods for which they are comparable with ours."""
+    comparable = [name for name in results.runs if not departure(results.data, results.settings[name])]
+    return {name: found for name in comparable if (found := figures(results.data, name))}
 
 
 def equal_labels(results: Results) -> Table:
     """Compare methods at equal labels, next to Table 1 of the paper where it has the data set."""
+    paper = _published(results, paper_rmse)
 
     def cells(name: str) -> list[str]:
-        rounds = results.at(name, "labels").values()
-        estimate = f"{results.estimate(name):.{results.digits}f}"
-        return [estimate, str(len(rounds)), _count(turn.fits for turn in rounds)]
-
-    def with_paper(name: str) -> list[str]:
-        return [*cells(name), *_next_to(results.estimate(name), published(results, name, paper_rmse))]
+        rounds, ours = results.at(name, "labels").values(), results.estimate(name)
+        row = [f"{ours:.{results.digits}f}", str(len(rounds)), _count(turn.fits for turn in rounds)]
+        return [*row, *_next_to(ours, paper.get(name))] if paper else row
 
     columns = [f"{results.measure} at {results.labels} labels", "seeds", "refits"]
-    if not _any_published(results, paper_rmse):
+    if not paper:
         return _table(results, "labels", columns, cells, "At equal labels.")
     caption = (
         "Table 1 of the paper, at equal labels. z: ours minus the paper's, in standard errors of the "
         "difference; up to 3, the two agree."
     )
-    return _table(results, "labels", [*columns, "paper", "z", "ours"], with_paper, caption)
+    return _table(results, "labels", [*columns, "paper", "z", "ours"], cells, caption)
 
 
-def _next_to(ours: Estimate, paper: tuple[float, float] | None) -> list[str]:
+def _next_to(ours: Estimate, figures: Sequence[float] | None) -> list[str]:
     """Return the paper's figure, how far ours is from it, and that in a word."""
-    if paper is None:
+    if figures is None:
         return [NOTHING] * 3
+    paper = Estimate(*figures)
     if math.isnan(ours.error):
-        return [str(Estimate(*paper)), NOTHING, NOTHING]
-    z = (ours.mean - paper[0]) / math.hypot(ours.error, paper[1])
+        return [str(paper), NOTHING, NOTHING]
+    z = (ours.mean - paper.mean) / math.hypot(ours.error, paper.error)
     word = "agrees" if abs(z) <= 3 else "lower" if z < 0 else "higher"
-    return [str(Estimate(*paper)), f"{z:+.1f}", word]
+    return [str(paper), f"{z:+.1f}", word]
 
 
 def equal_refits(results: Results) -> Table:
@@ -136,19 +131,18 @@ def _difference(results: Results, errors: Estimate) -> str:
 
 def seconds(results: Results) -> Table:
     """Show the times of regressions, next to Table 2 of the paper where it has the data set."""
+    paper = _published(results, paper_seconds)
+    titles = ["batch", "round", "run"]
 
     def cells(name: str) -> list[str]:
-        return [f"{value:.3g}" for value in results.seconds(name)]
+        ours = [f"{value:.3g}" for value in results.seconds(name)]
+        theirs = [f"{value:.1f}" for value in paper.get(name, ())] or [NOTHING] * 3
+        return list(chain(*zip(ours, theirs, strict=True))) if paper else ours
 
-    def with_paper(name: str) -> list[str]:
-        paper = published(results, name, paper_seconds)
-        theirs = [NOTHING] * 3 if paper is None else [f"{value:.1f}" for value in paper]
-        return [cell for both in zip(cells(name), theirs, strict=True) for cell in both]
-
-    if not _any_published(results, paper_seconds):
-        return _table(results, "labels", ["batch", "round", "run"], cells, f"Seconds: {_TIMES}")
-    columns = ["batch", "paper", "round", "paper", "run", "paper"]
-    return _table(results, "labels", columns, with_paper, f"Table 2 of the paper, seconds: {_TIMES}")
+    if not paper:
+        return _table(results, "labels", titles, cells, f"Seconds: {_TIMES}")
+    columns = list(chain(*((title, "paper") for title in titles)))
+    return _table(results, "labels", columns, cells, f"Table 2 of the paper, seconds: {_TIMES}")
 
 
 def likelihoods(results: Results) -> Table:

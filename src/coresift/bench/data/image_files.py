@@ -81,35 +81,43 @@ def write_sheets(images: Images, folder: str | Path) -> None:
     ones with three equal channels; the last of a split is padded with zeros. Labels are in
     ``train_labels.npy`` and ``test_labels.npy``.
     """
-    from_array = pillow().fromarray
+    pillow()  # raises where it is missing, before anything is written
     splits = {"train": (images.x, images.y), "test": (images.test_x, images.test_y)}
     for x, _ in splits.values():
-        channels, height, width = x.shape[1:]
-        if x.dtype != np.uint8 or channels not in (1, 3):
-            raise InputError(f"images have {channels} channels of {x.dtype}, expected 1 or 3 of uint8")
-        if ROWS * height > WEBP_LIMIT or COLUMNS * width > WEBP_LIMIT:
-            raise InputError(
-                f"images are {height} high and {width} wide, expected at most {WEBP_LIMIT // ROWS} and "
-                f"{WEBP_LIMIT // COLUMNS} in sheets of {ROWS} by {COLUMNS}; use numpy.savez instead"
-            )
+        _check_sheets(x)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # A set is found by its labels, which are written last: what was stopped halfway is not taken for a set.
     for split in splits:
         (folder / f"{split}_labels.npy").unlink(missing_ok=True)
     for split, (x, _) in splits.items():
-        channels, height, width = x.shape[1:]
         for number, start in enumerate(range(0, len(x), PER_SHEET)):
-            part = x[start : start + PER_SHEET]
-            block = np.zeros((COLUMNS, ROWS, channels, height, width), np.uint8)
-            block.reshape(PER_SHEET, channels, height, width)[: len(part)] = part
-            sheet = block.transpose(1, 3, 0, 4, 2).reshape(ROWS * height, COLUMNS * width, channels)
-            colours = np.ascontiguousarray(np.broadcast_to(sheet, (*sheet.shape[:2], 3)))
-            with replacing(folder / f"{split}_{number:02d}.webp") as file:
-                from_array(colours).save(file, "WEBP", lossless=True, quality=80, method=4)
+            _write_sheet(x[start : start + PER_SHEET], folder / f"{split}_{number:02d}.webp")
     for split, (_, y) in splits.items():
         with replacing(folder / f"{split}_labels.npy") as file:
             np.save(file, y)
+
+
+def _check_sheets(x: Pixels) -> None:
+    channels, height, width = x.shape[1:]
+    if x.dtype != np.uint8 or channels not in (1, 3):
+        raise InputError(f"images have {channels} channels of {x.dtype}, expected 1 or 3 of uint8")
+    if max(ROWS * height, COLUMNS * width) > WEBP_LIMIT:
+        raise InputError(
+            f"images are {height} high and {width} wide, expected at most {WEBP_LIMIT // ROWS} and "
+            f"{WEBP_LIMIT // COLUMNS} in sheets of {ROWS} by {COLUMNS}; use numpy.savez instead"
+        )
+
+
+def _write_sheet(x: Pixels, path: Path) -> None:
+    channels, height, width = x.shape[1:]
+    block = np.zeros((PER_SHEET, channels, height, width), np.uint8)
+    block[: len(x)] = x
+    columns = block.reshape(COLUMNS, ROWS, channels, height, width).transpose(1, 3, 0, 4, 2)
+    sheet = columns.reshape(ROWS * height, COLUMNS * width, channels)
+    colours = np.ascontiguousarray(np.broadcast_to(sheet, (*sheet.shape[:2], 3)))
+    with replacing(path) as file:
+        pillow().fromarray(colours).save(file, "WEBP", lossless=True, quality=80, method=4)
 
 
 def read_idx(paths: Sequence[Path], shape: Shape) -> Arrays:

@@ -185,16 +185,10 @@ def _read_own(path: Path) -> Images:
 
 
 def _check_split(path: Path, name: str, pixels: Array, labels: Array) -> None:
-    last = pixels.ndim == 4 and min(pixels.shape[1:3]) > 4 and pixels.shape[3] in (1, 3, 4)
-    if pixels.ndim != 4 or pixels.dtype != np.uint8 or last:
-        change = {3: f"{name}[:, None] adds a channel"}.get(
-            pixels.ndim, f"{name}.astype(np.uint8) makes bytes of numbers from 0 to 255"
-        )
-        if last:
-            change = f"np.moveaxis({name}, 3, 1) brings the channels forward"
+    if pixels.ndim != 4 or pixels.dtype != np.uint8 or _channels_last(pixels):
         raise InputError(
             f"{path}: {name} has shape {pixels.shape} and type {pixels.dtype}, expected bytes (uint8), "
-            f"(images, channels, height, width); {change}"
+            f"(images, channels, height, width); {_how_to_mend(name, pixels)}"
         )
     if not pixels.size:
         raise InputError(f"{path}: {name} has shape {pixels.shape}, so there is nothing in it")
@@ -202,6 +196,18 @@ def _check_split(path: Path, name: str, pixels: Array, labels: Array) -> None:
         raise InputError(
             f"{path}: {name} holds {len(pixels)} images, but its labels have shape {labels.shape}"
         )
+
+
+def _channels_last(pixels: Array) -> bool:
+    return pixels.ndim == 4 and min(pixels.shape[1:3]) > 4 and pixels.shape[3] in (1, 3, 4)
+
+
+def _how_to_mend(name: str, pixels: Array) -> str:
+    if pixels.ndim == 3:
+        return f"{name}[:, None] adds a channel"
+    if _channels_last(pixels):
+        return f"np.moveaxis({name}, 3, 1) brings the channels forward"
+    return f"{name}.astype(np.uint8) makes bytes of numbers from 0 to 255"
 
 
 def _find(name: str, source: ImageSource, folder: Path) -> tuple[Form, Sequence[Path]]:

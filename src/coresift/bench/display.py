@@ -1,0 +1,83 @@
+"""Show how far runs have come, and how good their models are so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from coresift.bench.replay import Round, Simulation
+from coresift.bench.statistics import Estimate
+from coresift.progress import now_and_then
+
+# One run of one method: its name and its seed.
+Run: TypeAlias = tuple[str, int]
+# To be called after each turn, with the last round of each run that has one.
+Show: TypeAlias = Callable[[Mapping[Run, Round]], None]
+
+
+@contextmanager
+def display(
+    data: str, runs: Sequence[Run], simulation: Simulation, console: Console | None = None
+) -> Iterator[Show]:
+    """Show a bar for each method, by labels bought, with its latest RMSE or accuracy and the time left.
+
+    Without a terminal there is a line at the end of each method and, now and then, one on the slowest.
+    """
+    console = console or Console(stderr=True)
+    texts = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[latest]}")
+    columns = (*texts, TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        yield _Bars(data, runs, simulation, progress).show
+
+
+class _Bars:
+    def __init__(self, data: str, runs: Sequence[Run], simulation: Simulation, progress: Progress) -> None:
+        self.data, self.runs, self.simulation, self.progress = data, runs, simulation, progress
+        names = dict.fromkeys(name for name, _ in runs)
+        self.tasks = {
+            name: progress.add_task(f"{data} {name}", total=1.0, latest="first fit") for name in names
+        }
+        self.finished: set[str] = set()
+        self.say_sometimes = now_and_then(self._say)
+
+    def _say(self, line: str) -> None:
+        if not self.progress.console.is_terminal:
+            self.progress.console.print(line, soft_wrap=True)
+
+    def show(self, last: Mapping[Run, Round]) -> None:
+        begun = {name for name, _ in last}
+        behind = [self._update(name, last) for name in self.tasks if name in begun - self.finished]
+        if slowest := min(filter(None, behind), default=None):
+            self.say_sometimes(slowest[1])
+
+    def _update(self, name: str, last: Mapping[Run, Round]) -> tuple[float, str] | None:
+        """Move a bar; returns which part of it is done and a line on that, unless the method has finished."""
+        runs = [run for run in self.runs if run[0] == name]
+        rounds = [last[run] for run in runs if run in last]
+        part = sum(_part_done(self.simulation, turn) for turn in rounds) / len(runs)
+        latest = _latest(rounds)
+        self.progress.update(self.tasks[name], completed=part, latest=latest)
+        if part < 1:
+            return part, f"{self.data} {name}: {part:.0%}, {latest}"
+        self.finished.add(name)
+        self._say(f"{self.data} {name}: {len(rounds)} seeds, {latest}")
+        return None
+
+
+def _part_done(simulation: Simulation, turn: Round) -> float:
+    """Return which part of a run is done; the last fit counts as much as a batch."""
+    bought = turn.labels + len(turn.bought) - simulation.first
+    return (bought + simulation.batch * (not turn.chosen)) / (simulation.budget + simulation.batch)
+
+
+def _latest(rounds: Sequence[Round]) -> str:
+    """Describe the last round of each run: labels learned, and RMSE or accuracy."""
+    errors = np.array([turn.error for turn in rounds])
+    classes = any(turn.accuracy is not None for turn in rounds)
+    measured = f"accuracy {Estimate.over(1 - errors):.3f}" if classes else f"RMSE {Estimate.over(errors):.3f}"
+    return f"{np.mean([turn.labels for turn in rounds]):.0f} labels, {measured}"
