@@ -25,20 +25,14 @@ from coresift.types import Floats, Index, InputError
 class BatchMap:
     """Batches of several methods, all chosen with one model.
 
-    Attributes
-    ----------
-    features : (n, D) of the chosen points and of other points of the pool, drawn at random.
-    classes : (n,) their classes.
-    batches : method -> (b,) indices of its batch among these.
-    spread : method -> `nearest_distance` of its batch, divided by the mean of random batches of its size.
-    random : mean and standard deviation of that distance for random batches of full size.
+    The ``spread`` of a batch is its `nearest_distance`, divided by the mean of random batches of its size.
     """
 
-    features: Floats
-    classes: Index
-    batches: Mapping[str, Index]
+    features: Floats  # (n, D) of the chosen points and of other points of the pool, drawn at random
+    classes: Index  # (n,)
+    batches: Mapping[str, Index]  # method -> (b,) indices of its batch among these
     spread: Mapping[str, float]
-    random: tuple[float, float]
+    random: tuple[float, float]  # mean and standard deviation of the distance for random batches of full size
 
     @classmethod
     def of(
@@ -53,10 +47,7 @@ class BatchMap:
     ) -> BatchMap:
         """Train on the first labels, and choose a batch by each method.
 
-        Parameters
-        ----------
-        shown : points of the pool besides the batches.
-        num_draws : random batches to compare with.
+        Besides the batches, ``shown`` points of the pool are kept; ``num_draws`` random batches are compared.
         """
         state = simulation.begin(Method("random"), seed)
         pool = simulation.pool_rows(state)
@@ -73,7 +64,7 @@ class BatchMap:
         random = np.random.default_rng(seed)
         draws = {budget: _random_distances(features, budget, num_draws, random)}
         # Few points are further apart than many: a smaller batch is compared with batches of its own size.
-        for size in {len(batch) for batch in batches.values()} - {budget}:
+        for size in {*map(len, batches.values())} - {budget}:
             draws[size] = _random_distances(features, size, num_draws, np.random.default_rng([seed, size]))
         kept = np.unique(np.concatenate([random.permutation(len(pool))[:shown], *batches.values()]))
         return cls(

@@ -64,23 +64,14 @@ def _with_resnet(options: Options) -> Options:
 
 @dataclass(frozen=True)
 class Family:
-    """Models for one sort of data.
-
-    Attributes
-    ----------
-    models : by their kind, as files name it.
-    instead : options that stand for a network and its augmentation, which TOML cannot hold.
-    with_network : replaces these options by what they stand for.
-    source : what a file may say of a data set.
-    defaults : options by kind.
-    """
+    """Models for one sort of data: what a file may say, and what it stands for."""
 
     task: Task
-    models: Mapping[str, type[Any]]
-    instead: tuple[str, ...] = ("widths",)
-    with_network: Callable[[Options], Options] = _with_mlp
-    source: tuple[str, ...] = ("target", "model")
-    defaults: Mapping[str, Options] = field(default_factory=dict)
+    models: Mapping[str, type[Any]]  # by their kind
+    instead: tuple[str, ...] = ("widths",)  # options instead of a network, which TOML cannot hold,
+    with_network: Callable[[Options], Options] = _with_mlp  # and what replaces these options by it
+    source: tuple[str, ...] = ("target", "model")  # what a file may say of a data set
+    defaults: Mapping[str, Options] = field(default_factory=dict)  # options by kind
 
 
 FAMILIES = {
@@ -200,18 +191,12 @@ class Experiment:
 
     def settings(self, data: str, method: str, simulation: Simulation) -> dict[str, Any]:
         """Return all that decides the results of a method on a data set, for JSON."""
-        source, options = self.data[data], self.options(data)
-        given = simulation.model.get_params().items()
+        source = self.data[data]
         settings: dict[str, Any] = {
             "data": asdict(source),
             "checksum": checksum(np.asarray(torch.as_tensor(simulation.x).cpu()), simulation.y),
             "method": asdict(self.methods[method]),
-            "model": {
-                "kind": self.kind,
-                **{name: options.get(name) for name in self._family(data).instead},
-                # Defaults too: they may change from version to version.
-                **{name: value for name, value in given if name not in _NOT_OPTIONS},
-            },
+            "model": self._model_settings(data, simulation.model),
             **{name: getattr(self, name) for name in ("first", "batch", "budget", "test_share")},
         }
         # Published images have their published split; those of a user's file may be split differently later.
@@ -221,6 +206,16 @@ class Experiment:
             settings |= {"task": self.task} if self.task == "classification" else {}
             settings["seeds"] = self.seeds  # runs that are trained side by side change with their number
         return settings
+
+    def _model_settings(self, data: str, model: Any) -> Options:
+        """Return all options, also the defaults, which may change from version to version."""
+        options, given = self.options(data), model.get_params()
+        instead = {name: options.get(name) for name in self._family(data).instead}
+        return {
+            "kind": self.kind,
+            **instead,
+            **{name: given[name] for name in given if name not in _NOT_OPTIONS},
+        }
 
     def simulation(self, data: str, folder: Path | None, device: str, workers: int) -> Simulation:
         """Load the data and make the model."""

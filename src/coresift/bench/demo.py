@@ -41,16 +41,10 @@ def demo_model() -> NeuralLinearRegressor:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Test errors of several strategies.
+    """Test errors of several strategies."""
 
-    Attributes
-    ----------
-    num_labels : (rounds,)
-    rmse : strategy -> (seeds, rounds)
-    """
-
-    num_labels: tuple[int, ...]
-    rmse: dict[str, Floats]
+    num_labels: tuple[int, ...]  # (rounds,)
+    rmse: dict[str, Floats]  # strategy -> (seeds, rounds)
 
     def rows(self) -> list[list[str]]:
         """Make a table: a row for each number of labels, a cell for each strategy, mean ± standard error."""

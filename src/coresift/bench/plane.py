@@ -15,15 +15,7 @@ from torch import Tensor
 from coresift.bench.statistics import nearest_distance
 from coresift.pool import as_pool
 from coresift.posteriors import BayesianLinearRegression, BayesianProbitRegression, ProbitPosterior
-from coresift.report.figures import (
-    COLOURS,
-    INK,
-    BatchPanel,
-    Plane,
-    batch_picture,
-    growing_batches,
-    styled,
-)
+from coresift.report.figures import COLOURS, INK, BatchPanel, Plane, batch_picture, growing_batches, styled
 from coresift.scores import acs_norm, bald
 from coresift.selection import select
 from coresift.selectors import FrankWolfe

@@ -116,23 +116,14 @@ class Round:
 
 @dataclass(frozen=True)
 class State:
-    """Where a run stands: all that its next turn needs.
-
-    Attributes
-    ----------
-    seed : of the split, the first labels, the networks and the choices.
-    labelled : rows with a label, in the order in which they came.
-    guesses : rows chosen since, with their pseudo-labels.
-    fits : how often the model was trained.
-    done : whether all labels are bought and learned.
-    """
+    """Where a run stands: all that its next turn needs."""
 
     method: Method
-    seed: int
-    labelled: tuple[int, ...]
-    guesses: tuple[tuple[int, Label], ...] = ()
-    fits: int = 0
-    done: bool = False
+    seed: int  # of the split, the first labels, the networks and the choices
+    labelled: tuple[int, ...]  # rows with a label, in the order in which they came
+    guesses: tuple[tuple[int, Label], ...] = ()  # rows chosen since, with their pseudo-labels
+    fits: int = 0  # how often the model was trained
+    done: bool = False  # whether all labels are bought and learned
 
     def after(self, turn: Round) -> State:
         """Return the state after a round."""
@@ -283,10 +274,7 @@ def step(
     begun : keeps the models of the first labels: all methods begin with the same, so it is trained once.
     """
     fitted = _fit_together(simulation, states, {} if begun is None else begun)
-    small, on_cpu = len(simulation.x) < limits.SMALL_TABLE, str(simulation.model.device) == "cpu"
-    # A network for images takes so long on the CPU that it stays where it was trained, however few they are.
-    moved = small and not on_cpu and simulation.x.ndim == 2
-    workers = simulation.workers if moved or (small and on_cpu) else 1
+    moved, workers = _where(simulation)
     # One thread for each worker: several that wait for each other are many times slower than none.
     threads = 1 if workers > 1 else torch.get_num_threads()
     turns = Parallel(n_jobs=workers)(
@@ -294,6 +282,16 @@ def step(
         for state, one in zip(states, fitted, strict=True)
     )
     return [state for state, _ in turns], [record for _, record in turns]
+
+
+def _where(simulation: Simulation) -> tuple[bool, int]:
+    """Say whether models are moved to the CPU after their training, and how many processes use them then."""
+    if len(simulation.x) >= limits.SMALL_TABLE:
+        return False, 1
+    on_cpu = str(simulation.model.device) == "cpu"
+    # A network for images takes so long on the CPU that it stays where it was trained, however few they are.
+    moved = not on_cpu and simulation.x.ndim == 2
+    return moved, simulation.workers if on_cpu or moved else 1
 
 
 def _fit_together(simulation: Simulation, states: Sequence[State], begun: Begun) -> list[Fitted]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
 
 from coresift.atomic import write_text
 from coresift.bench.published import departure, paper_name, paper_rmse, paper_seconds
@@ -73,11 +72,13 @@ def write_report(
 
 def _gather(records: Iterable[Record], origins: Origins) -> list[Results]:
     """Sort runs by data set."""
-    settings = defaultdict[str, dict[str, dict[str, Any]]](dict)
-    for (data, method), origin in origins.items():
-        settings[data][method] = origin.settings
-    groups = groupby(records, lambda run: run.data)
-    return [Results.gather(data, list(runs), settings[data]) for data, runs in groups]
+    settings = {name: origin.settings for name, origin in origins.items()}
+    return [
+        Results.gather(
+            data, list(runs), {method: settings[of, method] for of, method in settings if of == data}
+        )
+        for data, runs in groupby(records, lambda run: run.data)
+    ]
 
 
 def _ceilings(folder: Path) -> dict[tuple[str, bool], tuple[int, Estimate]]:
@@ -250,8 +251,9 @@ def _mixed(results: Results) -> list[str]:
 
 def _left_out(results: Results) -> list[str]:
     lines = []
-    if counts := [f"{name} {count}" for name, count in results.unfinished.items() if count]:
-        lines.append(f"Unfinished runs are left out: {', '.join(counts)}.")
+    if results.unfinished:
+        counts = ", ".join(f"{name} {count}" for name, count in results.unfinished.items())
+        lines.append(f"Unfinished runs are left out: {counts}.")
     if len(results.runs) > 1 and min(map(len, results.runs.values())) < results.seeds_needed:
         test = " by the Wilcoxon test" if results.classes else ""
         lines.append(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,23 +28,14 @@ Along: TypeAlias = Literal["labels", "fits"]
 
 @dataclass(frozen=True)
 class Results:
-    """The finished runs on one data set.
-
-    Attributes
-    ----------
-    runs : method -> seed -> run.
-    unfinished : method -> number of runs left out.
-    labels : at the end of a run.
-    settings : method -> the settings of its runs, as far as its log has them.
-    classes : whether classes were predicted; then accuracy is shown instead of RMSE.
-    """
+    """The finished runs on one data set."""
 
     data: str
-    runs: Mapping[str, Mapping[int, Record]]
-    unfinished: Mapping[str, int]
-    labels: int
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    classes: bool = False
+    runs: Mapping[str, Mapping[int, Record]]  # method -> seed -> run
+    unfinished: Mapping[str, int]  # method -> number of runs left out, if there are any
+    labels: int  # at the end of a run
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # method -> as its log has them
+    classes: bool = False  # whether classes were predicted; then accuracy is shown instead of RMSE
 
     @classmethod
     def gather(
@@ -53,13 +44,9 @@ class Results:
         """Sort runs: one is finished if it chose nothing more and has as many labels as any other."""
         labels = max(record.rounds[-1].labels for record in records)
         runs: dict[str, dict[int, Record]] = {record.method: {} for record in records}
-        unfinished = dict.fromkeys(runs, 0)
-        for record in records:
-            last = record.rounds[-1]
-            if last.labels == labels and record.done and not last.guessed:
-                runs[record.method][record.seed] = record
-            else:
-                unfinished[record.method] += 1
+        for record in filter(lambda record: record.finished(labels), records):
+            runs[record.method][record.seed] = record
+        unfinished = Counter(record.method for record in records if not record.finished(labels))
         known = {name: (settings or {}).get(name, {}) for name in runs}
         classes = records[0].rounds[0].accuracy is not None
         return cls(data, runs, unfinished, labels, known, classes)
@@ -217,18 +204,12 @@ def _latest(run: Record, along: Along, limit: int) -> Round:
 
 @dataclass(frozen=True)
 class Standing:
-    """The error of a method as a fraction of that of random.
-
-    Attributes
-    ----------
-    at_labels, at_refits : data set -> ratio of the means over the seeds that both have finished.
-    lone : whether it has a single run on some data set where others have more.
-    """
+    """The error of a method as a fraction of that of random: data set -> ratio, see `Results.ratio`."""
 
     method: str
     at_labels: Mapping[str, float]
     at_refits: Mapping[str, float]
-    lone: bool = False
+    lone: bool = False  # whether it has a single run on some data set where others have more
 
     @property
     def overall(self) -> tuple[float, float]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,7 +65,7 @@ def run_experiment(
     seeds = _seeds(experiment, only_seed, simulations.values())
     names = list(experiment.methods)
     groups = [
-        _Group(experiment, data, simulations[data], _logs(out / data, group), seeds, made)
+        _Group(experiment, data, simulations[data], out / data, group, seeds, made)
         for data, group in product(simulations, [names] if together else [[name] for name in names])
     ]
     with ExitStack() as locks:
@@ -74,10 +75,6 @@ def run_experiment(
             begun: Begun = {}
             for group in of_data:
                 group.run(begun)
-
-
-def _logs(folder: Path, names: Iterable[str]) -> dict[str, Log]:
-    return {name: Log(folder / f"{name}.jsonl") for name in names}
 
 
 def _seeds(experiment: Experiment, only_seed: int | None, simulations: Iterable[Simulation]) -> Sequence[int]:
@@ -93,19 +90,20 @@ def _seeds(experiment: Experiment, only_seed: int | None, simulations: Iterable[
 
 @dataclass(frozen=True)
 class _Group:
-    """Runs of one or more methods on one data set, with the logs of these methods.
-
-    Attributes
-    ----------
-    made : where further rounds come from.
-    """
+    """Runs of one or more methods on one data set; ``made`` says where further rounds come from."""
 
     experiment: Experiment
     data: str
     simulation: Simulation
-    logs: Mapping[str, Log]
+    folder: Path
+    names: Sequence[str]
     seeds: Sequence[int]
     made: Mapping[str, str]
+
+    @cached_property
+    def logs(self) -> dict[str, Log]:
+        """The logs of the methods, by their names."""
+        return {name: Log(self.folder / f"{name}.jsonl") for name in self.names}
 
     def open(self, locks: ExitStack, beside: Mapping[str, Any]) -> None:
         """Begin the logs, or check that they are of the same settings."""

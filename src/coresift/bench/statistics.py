@@ -43,24 +43,15 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Pair:
-    """A method against a reference, over the seeds they share.
-
-    Attributes
-    ----------
-    num_seeds : that both have finished.
-    difference : of errors, method minus reference.
-    p_value : corrected for the number of methods compared.
-    rank_sum : of the signed ranks, which the p-value is about; below zero where the method is mostly better.
-    p_if_normal : the same for a test that assumes normal differences; ``None`` if it was not made.
-    """
+    """A method against a reference, over the seeds that both have finished."""
 
     method: str
     reference: str
     num_seeds: int
-    difference: Estimate
-    p_value: float
-    rank_sum: float
-    p_if_normal: float | None = None
+    difference: Estimate  # of errors, method minus reference
+    p_value: float  # corrected for the number of methods compared
+    rank_sum: float  # of the signed ranks, for the p-value; below zero where the method is mostly better
+    p_if_normal: float | None = None  # of a test that assumes normal differences, if it was made
 
     @property
     def verdict(self) -> str:

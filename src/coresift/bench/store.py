@@ -51,6 +51,11 @@ class Record:
         """Whether all labels are bought and learned."""
         return not self.rounds[-1].chosen
 
+    def finished(self, labels: int) -> bool:
+        """Tell whether it is done with so many labels, all of them true ones."""
+        last = self.rounds[-1]
+        return self.done and last.labels == labels and not last.guessed
+
     @property
     def purchases(self) -> list[int]:
         """How many labels came in at a time."""
@@ -68,13 +73,9 @@ class Log:
 
     A line is written whole or not at all: an unfinished last line of a killed run is dropped. Files of
     different seeds may be concatenated.
-
-    Attributes
-    ----------
-    path : ``FOLDER/DATA/METHOD.jsonl``
     """
 
-    path: Path
+    path: Path  # FOLDER/DATA/METHOD.jsonl
 
     @property
     def name(self) -> tuple[str, str]:
@@ -84,10 +85,7 @@ class Log:
     def open(self, settings: Mapping[str, Any], made: Mapping[str, str] | None = None) -> None:
         """Begin the file, or check that its rounds were made with the same settings.
 
-        Parameters
-        ----------
-        settings : all that decides the results.
-        made : where they come from, such as the command and the versions.
+        Settings are all that decides the results; ``made`` says where they come from, such as the command.
         """
         if not self.path.exists() or not self.rounds():  # such as after a mistake in the model's options
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,9 +161,7 @@ class Log:
     def cut(self, rounds: Mapping[int, Sequence[Round]], made: Mapping[str, str] | None = None) -> None:
         """Keep only these rounds: a turn that a killed run did not finish is repeated.
 
-        Parameters
-        ----------
-        made : where further rounds will come from.
+        ``made`` says where further rounds will come from.
         """
         turns = zip_longest(*rounds.values())
         kept = [_described(*pair) for turn in turns for pair in zip(rounds, turn, strict=True) if pair[1]]
@@ -250,12 +246,7 @@ def _unpack(path: Path) -> tuple[list[Record], Origins]:
 
     If a run stopped within an imputed batch, its last round seems to have bought what it had chosen.
     """
-    try:
-        table = pq.read_table(path)
-    except pa.ArrowInvalid as error:
-        raise InputError(f"{path} is damaged, or no Parquet file: {error}") from None
-    if missing := sorted({"data", "method", "seed", "fits", "labels", "chosen"} - {*table.column_names}):
-        raise InputError(f"{path} holds no rounds of experiments: it has no column {missing[0]!r}")
+    table = _read_packed(path)
     described = json.loads((table.schema.metadata or {}).get(_ORIGINS, b"[]"))
     runs = defaultdict[tuple[str, str, int], list[Round]](list)
     for row in table.to_pylist():
@@ -264,6 +255,16 @@ def _unpack(path: Path) -> tuple[list[Record], Origins]:
         _check_name(name, path)
     records = [Record(*key, _with_purchases(rounds)) for key, rounds in runs.items()]
     return records, {(data, method): Origin(**origin) for data, method, origin in described}
+
+
+def _read_packed(path: Path) -> Any:
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{path} is damaged, or no Parquet file: {error}") from None
+    if missing := sorted({"data", "method", "seed", "fits", "labels", "chosen"} - {*table.column_names}):
+        raise InputError(f"{path} holds no rounds of experiments: it has no column {missing[0]!r}")
+    return table
 
 
 def _check_name(name: Any, path: Path) -> None:

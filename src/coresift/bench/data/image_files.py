@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coresift.atomic import replacing
-from coresift.bench.data.readers import reading
+from coresift.bench.data.readers import load_arrays, reading
 from coresift.reading import open_image, pillow
 from coresift.types import Index, InputError
 
@@ -54,18 +54,11 @@ class Images:
 
 @dataclass(frozen=True)
 class Form:
-    """A form that an image set comes in.
+    """A form that an image set comes in: its files, all of them needed, and what reads them."""
 
-    Attributes
-    ----------
-    files : names of the files, all of them needed; one that ends in ``.gz`` may also be unpacked.
-    read : what makes x, y, test_x and test_y of them, for images of a shape (channels, height, width).
-    subfolder : where the official archive unpacks them to.
-    """
-
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # one that ends in ``.gz`` may also be unpacked
     read: Callable[[Sequence[Path], Shape], Arrays]
-    subfolder: str = ""
+    subfolder: str = ""  # where the official archive unpacks them to
 
 
 def read_sheets(paths: Sequence[Path], shape: Shape) -> Arrays:
@@ -146,12 +139,8 @@ def read_arrays(paths: Sequence[Path], shape: Shape | None = None) -> Arrays:
     """Read an ``.npz`` file of the arrays of `Images`."""
     (path,) = paths
     content = "arrays x, y, test_x and test_y of plain types, not of objects"
-    # Opened here, since numpy leaves a broken file open.
-    with reading(path, content), path.open("rb") as file, np.load(file) as arrays:
-        missing = [name for name in ("x", "y", "test_x", "test_y") if name not in arrays]
-        if missing:
-            raise InputError(f"{path} lacks {', '.join(missing)}; it should hold {content}")
-        return arrays["x"], arrays["y"], arrays["test_x"], arrays["test_y"]
+    x, y, test_x, test_y = load_arrays(path, ("x", "y", "test_x", "test_y"), content)
+    return x, y, test_x, test_y
 
 
 def _read_split(labels: Path, shape: Shape) -> tuple[Pixels, Array]:

@@ -41,27 +41,16 @@ MAT = Form(("train_32x32.mat", "test_32x32.mat"), read_mat)
 
 @dataclass(frozen=True)
 class ImageSource:
-    """A published image set.
+    """A published image set."""
 
-    Attributes
-    ----------
-    shape : (channels, height, width) of an image.
-    class_names : (C,) what the labels 0 to C-1 stand for.
-    counts, test_counts : (C,) images of each class for training and for testing.
-    means : (channels,) of the training images, from 0 for black to 1, to four decimals.
-    forms : the official files and what reads them.
-    origin : where to get those files.
-    licence : what they may be used for.
-    """
-
-    shape: Shape
-    class_names: tuple[str, ...]
-    counts: tuple[int, ...]
-    test_counts: tuple[int, ...]
-    means: tuple[float, ...]
-    forms: tuple[Form, ...]
-    origin: str
-    licence: str
+    shape: Shape  # (channels, height, width) of an image
+    class_names: tuple[str, ...]  # (C,) what the labels 0 to C-1 stand for
+    counts: tuple[int, ...]  # (C,) training images of each class
+    test_counts: tuple[int, ...]  # (C,)
+    means: tuple[float, ...]  # (channels,) of training images, from 0 for black to 1, to four decimals
+    forms: tuple[Form, ...]  # the official files and what reads them
+    origin: str  # where to get those files
+    licence: str  # what they may be used for
 
 
 IMAGES: dict[str, ImageSource] = {
@@ -232,8 +221,7 @@ def _find(name: str, source: ImageSource, folder: Path) -> tuple[Form, Sequence[
 
 def _present(path: Path) -> Path | None:
     """Return the file, packed or unpacked, if there is one."""
-    unpacked = path.with_suffix("") if path.suffix == ".gz" else path
-    return next(filter(Path.is_file, (path, unpacked)), None)
+    return next(filter(Path.is_file, (path, path.with_name(path.name.removesuffix(".gz")))), None)
 
 
 def _difference(x: Array, y: Array, shape: Shape, counts: tuple[int, ...], split: str) -> str:

@@ -50,6 +50,16 @@ def reading(path: Path, content: str) -> Iterator[None]:
         raise InputError(f"cannot read {path}: {reason}; it should hold {content}") from error
 
 
+def load_arrays(path: Path, names: Sequence[str], content: str) -> tuple[npt.NDArray[Any], ...]:
+    """Read these arrays of an ``.npz`` file."""
+    # Opened here, since numpy leaves a broken file open.
+    with reading(path, content), path.open("rb") as file, np.load(file) as arrays:
+        missing = [name for name in names if name not in arrays]
+        if missing:
+            raise InputError(f"{path} lacks {', '.join(missing)}; it should hold {content}")
+        return tuple(arrays[name] for name in names)
+
+
 def read_own(path: Path, target: str | None = None) -> Table:
     """Read a ``.csv`` file with a header, a ``.parquet`` or an ``.npz`` file.
 
@@ -70,8 +80,7 @@ def read_own(path: Path, target: str | None = None) -> Table:
 
 def read_npz(path: Path, target: str = "y") -> Table:
     """Read arrays ``x`` (N, d) and ``y`` (N,), numbers or words."""
-    with reading(path, "arrays x and y of numbers"), np.load(path) as arrays:
-        x, y = arrays["x"], arrays["y"]
+    x, y = load_arrays(path, ("x", "y"), "arrays x and y of numbers")
     classes, y = _encoded(y) if y.dtype.kind == "U" else (None, y)
     if x.ndim != 2 or y.shape != x.shape[:1] or {x.dtype.kind, y.dtype.kind} - {*"fiub"}:
         raise InputError(

@@ -27,31 +27,18 @@ ADVICE = "point to another folder with folder= or the environment variable CORES
 
 @dataclass(frozen=True)
 class Source:
-    """A published table.
+    """A published table."""
 
-    Attributes
-    ----------
-    target : what is predicted, with its unit.
-    shape : of x.
-    file : the name of the official file.
-    form : of that file: "columns", "spaced" or "year", for `read_own`, `read_spaced` or `read_year`.
-    origin : where to get that file.
-    checksum : `checksum` of the first ``checksum_rows`` rows, all by default.
-    target_range : the least and the greatest target.
-    dtype : of x.
-    column : the column with the target, by default the last.
-    """
-
-    target: str
-    shape: tuple[int, int]
-    file: str
-    form: str
-    origin: str
-    checksum: str
+    target: str  # what is predicted, with its unit
+    shape: tuple[int, int]  # of x
+    file: str  # the name of the official file
+    form: str  # of that file: "columns", "spaced" or "year", for `read_own`, `read_spaced` or `read_year`
+    origin: str  # where to get that file
+    checksum: str  # `checksum` of the first ``checksum_rows`` rows, all by default
     checksum_rows: int | None = None
-    target_range: tuple[float, float] = (-math.inf, math.inf)
-    dtype: str = "float64"
-    column: str | None = None
+    target_range: tuple[float, float] = (-math.inf, math.inf)  # the least and the greatest target
+    dtype: str = "float64"  # of x
+    column: str | None = None  # with the target, by default the last
     licence: str = "CC BY 4.0"
 
     def read(self, path: Path) -> Table:
