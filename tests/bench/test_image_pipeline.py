@@ -429,7 +429,7 @@ def test_a_map_from_the_command_line(small_experiment, tmp_path, monkeypatch):
     found = CliRunner().invoke(app, ["experiment", "map", "small.toml", "--budget", "10"])
     monkeypatch.setattr(BatchMap, "of", made)
     assert shown == [True]  # no other bar is there while it is trained
-    assert found.exit_code == 0 and "mine k-medoids: nearest other point" in found.output
+    assert found.exit_code == 0 and "mine k-medoids: nearest-neighbour distance" in found.output
     assert (tmp_path / "batches-mine.png").exists() and (tmp_path / "batches-mine.npz").exists()
     config = tmp_path / "small.toml"
     config.write_text(config.read_text().replace("k-medoids", "maxent"))
