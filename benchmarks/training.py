@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from coresift.estimators.networks import MLP, LabelledStack, Stack, Trainer
-from coresift.estimators.networks.exact_last_layer import ExactLastLayer
+from coresift.estimators.networks.losses import ExactLastLayer
 
 LABELS, INPUTS, BATCH = 120, 6, 32
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import coresift
 from coresift import InputError
-from coresift.estimators.networks.resnet import ResNet18
+from coresift.estimators.networks import ResNet18
 from coresift.estimators.neural_classifier import NeuralLinearClassifier
 from coresift.testing import check_posterior
 

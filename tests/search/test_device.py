@@ -18,7 +18,7 @@ from coresift.estimators import (
     NeuralLinearRegressor,
 )
 from coresift.estimators.networks import MLP, Augment, LabelledStack, ResNet18, Stack, Trainer
-from coresift.estimators.networks.exact_last_layer import ExactLastLayer
+from coresift.estimators.networks.losses import ExactLastLayer
 from coresift.posteriors import BayesianLinearRegression, ProbitPosterior
 from coresift.selectors import GIGA, LCMD, FrankWolfe, GreedyLogDet, KCenter, KMeansPlusPlus
 from coresift.spaces import VectorSpace

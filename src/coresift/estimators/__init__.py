@@ -1,9 +1,8 @@
 """Estimators: scikit-learn regressors and classifiers that carry a posterior."""
 
-from coresift.estimators.curvature import laplace_posterior
 from coresift.estimators.dropout import DropoutClassifier, DropoutPosterior, DropoutRegressor
 from coresift.estimators.ensemble import EnsembleClassifier, EnsembleRegressor
-from coresift.estimators.laplace import LaplaceClassifier, LaplaceRegressor
+from coresift.estimators.laplace import LaplaceClassifier, LaplaceRegressor, laplace_posterior
 from coresift.estimators.neural_classifier import NeuralLinearClassifier
 from coresift.estimators.neural_linear import NeuralLinearRegressor
 

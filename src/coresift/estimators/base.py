@@ -1,35 +1,37 @@
-"""Share what estimators built on networks have in common: their options, and fitting one or many at once."""
+"""Share what estimators built on networks have in common: options, fitting one or many, predictions."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import ClassifierMixin, RegressorMixin, clone
 from sklearn.utils import check_consistent_length, check_random_state
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from coresift import limits
 from coresift.checks import check_integer
 from coresift.errors import shown
 from coresift.estimators.networks import Trainer
-from coresift.estimators.networks.drawing import Network
+from coresift.estimators.networks.extractors import Network, new_network
+from coresift.estimators.networks.layers import Standardise
 from coresift.estimators.rows import bytes_of_images, one_line
 from coresift.estimators.saving import Savable
-from coresift.posteriors.network import outputs_of
 from coresift.threads import enough_threads
 from coresift.types import InputError
 
 
 @dataclass(eq=False, repr=False)
-class NetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
+class NetworkEstimator(Savable):
     """A scikit-learn estimator around networks that are trained as a stack.
 
     Options are fields of dataclasses, which write the ``__init__`` with explicit arguments that scikit-learn
@@ -92,11 +94,11 @@ class NetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
 
     def _groups(self, rows: Sequence[Tensor]) -> list[list[int]]:
         """Group labelled sets, given their rows (n, ...), into those that are trained together."""
-        groups: dict[tuple[str, int], list[int]] = {}
+        groups: dict[tuple[str, int], list[int]] = defaultdict(list)
         trainer = self._trainer()
         for number, x in enumerate(rows):
             key = ("set", number) if x.dtype == torch.uint8 else ("epochs", trainer.num_epochs(len(x)))
-            groups.setdefault(key, []).append(number)
+            groups[key].append(number)
         return list(groups.values())
 
     @staticmethod
@@ -123,6 +125,18 @@ class NetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
         shape = {"ensure_2d": self._tabular, "allow_nd": not self._tabular}
         return one_line(validate_data, self, *given, dtype=np.float64, **shape, **checks)
 
+    def _rows(self, X: Any) -> Tensor:
+        """Return the rows to predict for, checked against those of ``fit``."""
+        check_is_fitted(self)
+        x = bytes_of_images(X, self._tabular, least=1)
+        if x is None:
+            x = torch.as_tensor(np.array(self._validated_rows(X, reset=False)))
+        if x.ndim < 2 or x.shape[1] != self.n_features_in_:
+            raise InputError(
+                f"X has shape {tuple(x.shape)}, but was fitted with (any, {self.n_features_in_}, ...)"
+            )
+        return x
+
     @abstractmethod
     def _learn_targets(self, targets: Any) -> Tensor:
         """Return targets as numbers to train on; remember what `predict` needs to turn them back."""
@@ -136,18 +150,6 @@ class NetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
     def _fit_together(estimators: Sequence[Any], sets: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Train estimators of equal options together, and set what ``fit`` sets."""
 
-    def _rows(self, X: Any) -> Tensor:
-        """Return the rows to predict for, checked against those of ``fit``."""
-        check_is_fitted(self)
-        x = bytes_of_images(X, self._tabular, least=1)
-        if x is None:
-            x = torch.as_tensor(np.array(self._validated_rows(X, reset=False)))
-        if x.ndim < 2 or x.shape[1] != self.n_features_in_:
-            raise InputError(
-                f"X has shape {tuple(x.shape)}, but was fitted with (any, {self.n_features_in_}, ...)"
-            )
-        return x
-
     @property
     def _tabular(self) -> bool:
         """Whether rows are vectors; a network of the user's may take images."""
@@ -157,6 +159,9 @@ class NetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
     def _num_networks(self) -> int:
         """How many networks a fit trains on the same labels."""
         return 1
+
+    def _new_extractor(self, inputs: int, generator: torch.Generator) -> nn.Module:
+        return new_network(self.network, inputs, generator)
 
     def _random_state(self) -> np.random.RandomState:
         try:
@@ -170,6 +175,15 @@ class NetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(int(self._random_state().randint(2**31)))
+
+    def _trainer(self) -> Trainer:
+        return Trainer(
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            batch_size=self.batch_size,
+            weight_decay=self.weight_decay,
+            progress=self.progress,
+        )
 
     def _check_options(self) -> None:
         """Raise if an option makes no sense; subclasses add their own checks."""
@@ -186,16 +200,14 @@ class NetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
                 f"device is {shown(str(self.device))}, but torch finds no such device here; try 'cpu'"
             ) from None
 
-    def _trainer(self) -> Trainer:
-        return Trainer(
-            epochs=self.epochs,
-            learning_rate=self.learning_rate,
-            batch_size=self.batch_size,
-            weight_decay=self.weight_decay,
-            progress=self.progress,
-        )
+    def _restored_network(self, state: Mapping[str, Tensor], *layers: nn.Module) -> nn.Module:
+        """Return a saved network: standardisation, and the layers that came after it."""
+        network = nn.Sequential(Standardise(state["0.mean"], state["0.std"]), *layers).to(self.device)
+        network.load_state_dict(state)
+        return network.eval()
 
     def _check_outputs(self) -> None:
+        """Raise if a restored model predicts other targets than those it is said to have learned."""
         if not self._tabular:
             return  # the shape of a row is unknown
         row = torch.zeros(1, self.n_features_in_, dtype=torch.float64)
@@ -221,29 +233,86 @@ class SeveralMembers(NetworkEstimator):
         check_integer(self.num_members, 1, "num_members")
 
 
-def warn_of_dead_units(
-    networks: Sequence[nn.Module],
-    x: Tensor,
-    rows: int = limits.ROWS_CHECKED,
-    least_alive: float = limits.FEATURES_ALIVE,
-) -> None:
-    """Warn if most features of a trained network are constant: a large step can kill a ReLU for good.
+class NetworkRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[misc]
+    """A regressor of one or several outputs."""
 
-    Each of ``networks``, in evaluation mode, makes features of rows like ``x`` (n, ...).
-    """
-    x = x[:rows]
-    if bool((x == x[:1]).all()):
-        return
-    features = [outputs_of(network, x) for network in networks]
-    num = features[0].shape[1]
-    alive = [int((own != own[:1]).any(0).sum()) for own in features]
-    bad = [count for count in alive if count < least_alive * num]
-    if bad:
-        few = f"in {len(bad)} of {len(networks)} networks as few as {min(bad)} of {num} features differ"
-        if len(networks) == 1:
-            few = f"only {min(bad)} of the network's {num} features differ"
-        warnings.warn(
-            f"{few} from row to row: the others have died in training, and predictions will be poor; "
-            "try a smaller learning_rate",
-            stacklevel=4,
-        )
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Predict targets, and with ``return_std`` the standard deviations of new ones, noise included."""
+        rows = self._rows(X)
+        with enough_threads(rows.numel()):
+            predictive = self.posterior_.predictive(rows)
+            mean, std = (
+                value.double().cpu().numpy().reshape(len(rows), *self._target_shape)
+                for value in (predictive.mean, predictive.stddev)
+            )
+        return (mean, std) if return_std else mean
+
+    def _validated(self, X: Any, y: Any, **checks: Any) -> tuple[Tensor, Tensor]:
+        return super()._validated(X, y, **{"multi_output": True, "y_numeric": True, **checks})
+
+    def _learn_targets(self, targets: Any) -> Tensor:
+        """(n, O)"""
+        self._target_shape = np.shape(targets)[1:]
+        numbers = one_line(np.array, targets, dtype=np.float64)
+        return torch.as_tensor(numbers).view(len(targets), -1)
+
+    def _described_targets(self) -> list[int]:
+        return list(self._target_shape)
+
+    def _restore_targets(self, described: Sequence[int]) -> None:
+        self._target_shape = tuple(check_integer(size, 1, "a number of targets") for size in described)
+
+    def _expected_outputs(self) -> torch.Size:
+        num = math.prod(self._target_shape)
+        return torch.Size([num] if num > 1 else [])
+
+
+class NetworkClassifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc]
+    """A classifier; ``classes_`` are the labels, in the order of ``predict_proba``'s columns."""
+
+    def predict_proba(self, X: Any) -> Any:
+        """(n, C) class probabilities, in the order of ``classes_``."""
+        rows = self._rows(X)
+        with enough_threads(rows.numel()):
+            return self.posterior_.predictive(rows).probs.cpu().numpy()
+
+    def predict(self, X: Any) -> Any:
+        """(n,) the most likely labels."""
+        probs = self.predict_proba(X)
+        return self.classes_[probs.argmax(1)]
+
+    def _learn_targets(self, targets: Any) -> Tensor:
+        """(n,) indices into ``classes_``."""
+        with warnings.catch_warnings():
+            # Many classes with few labels are usual here, and no sign of a regression problem.
+            warnings.filterwarnings("ignore", "The number of unique classes is greater", UserWarning)
+            one_line(check_classification_targets, targets)
+        self.classes_, codes = np.unique(targets, return_inverse=True)
+        return torch.as_tensor(codes)
+
+    @staticmethod
+    def _shared_targets(estimators: Sequence[Any], targets: Sequence[Tensor]) -> list[Tensor]:
+        """Give all estimators the classes of all sets, since a small set may lack some; recode the labels."""
+        classes = np.unique(np.concatenate([estimator.classes_ for estimator in estimators]))
+        recoded = []
+        for estimator, codes in zip(estimators, targets, strict=True):
+            recoded.append(torch.as_tensor(np.searchsorted(classes, estimator.classes_))[codes])
+            estimator.classes_ = classes
+        return recoded
+
+    def _described_targets(self) -> dict[str, Any]:
+        return {"classes": self.classes_.tolist(), "type": self.classes_.dtype.str}
+
+    def _restore_targets(self, described: Mapping[str, Any]) -> None:
+        self.classes_ = np.array(described["classes"], dtype=described["type"])
+        unchanged = self.classes_.tolist() == described["classes"]
+        if not unchanged or not np.array_equal(self.classes_, np.unique(self.classes_)):
+            raise ValueError(f"classes of type {described['type']} do not fit {described['classes']}")
+
+    def _expected_outputs(self) -> int:
+        return len(self.classes_)

@@ -17,9 +17,9 @@ from torch.distributions import Distribution
 from coresift import limits
 from coresift.checks import check_choice, check_integer
 from coresift.errors import shown
-from coresift.estimators.networks.drawing import seeded
+from coresift.estimators.networks.extractors import seeded
 from coresift.estimators.networks.losses import Likelihood
-from coresift.estimators.stacked import StackedClassifier, StackedEstimator, StackedRegressor
+from coresift.estimators.stacked import SampledEstimator, StackedClassifier, StackedRegressor
 from coresift.posteriors.gaussian import check_positive
 from coresift.posteriors.network import input_tensor, rows_per_pass
 from coresift.posteriors.samples import by_blocks, categorical, gaussian, mixture, own_generator
@@ -71,9 +71,9 @@ class DropoutPosterior:
                 "the network has no dropout layer: it needs nn.Dropout, nn.Dropout1d, nn.Dropout2d or "
                 "nn.Dropout3d (a call of F.dropout cannot be seen from outside)"
             )
-        self._check_likelihood()
         num_predictive = check_integer(self.num_predictive, 1, "num_predictive")
         object.__setattr__(self, "num_predictive", num_predictive)
+        self._check_likelihood()
 
     def _check_likelihood(self) -> None:
         if isinstance(self.likelihood, str) and self.likelihood not in ("classes", "gaussian"):
@@ -115,17 +115,14 @@ class DropoutPosterior:
         return by_blocks(lambda rows: mixture(self.conditional(rows, self._seeds)), x, numbers)
 
     @torch.no_grad()
-    def outputs(self, x: Tensor, theta: Tensor, numbers: int = limits.MASKED_NUMBERS) -> Tensor:
-        """(J, n, ...) the network's outputs with the masks of each seed.
-
-        A layer holds at most ``numbers`` numbers at a time, over all samples and a block of rows.
-        """
+    def outputs(self, x: Tensor, theta: Tensor) -> Tensor:
+        """(J, n, ...) the network's outputs with the masks of each seed."""
         where = input_tensor(self.network)
         layers = self._record(x[:1].to(where))
         masks = [_draw(layers, int(seed)) for seed in theta]
         stacked = [torch.stack(samples).to(where.device) for samples in zip(*masks, strict=True)]
         widest = max(row.numel() for _, row in layers)
-        size = max(min(numbers // (len(theta) * widest), rows_per_pass(x.shape[1:])), 1)
+        size = max(min(limits.MASKED_NUMBERS // (len(theta) * widest), rows_per_pass(x.shape[1:])), 1)
         return torch.cat([self._masked(rows.to(where), stacked) for rows in torch.split(x, size)], 1)
 
     def _masked(self, x: Tensor, masks: list[Tensor]) -> Tensor:
@@ -186,7 +183,7 @@ class DropoutPosterior:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class _Dropout(StackedEstimator):
+class _Dropout(SampledEstimator):
     """What the estimators share: one network, with dropout before its head."""
 
     posterior_type = DropoutPosterior
@@ -204,16 +201,20 @@ class _Dropout(StackedEstimator):
 
     def _new_extractor(self, inputs: int, generator: torch.Generator) -> nn.Module:
         if self.network is None:
+            # No batch norm: if sets of several sizes are fitted together, its statistics would see padding.
             with seeded(generator):
-                extractor: nn.Module = _layers(inputs, self.dropout)
+                first, second = nn.Linear(inputs, _WIDTH), nn.Linear(_WIDTH, _WIDTH)
+            extractor: nn.Module = nn.Sequential(
+                first, nn.ReLU(), nn.Dropout(self.dropout), second, nn.ReLU()
+            )
         else:
             extractor = super()._new_extractor(inputs, generator)
         if self.where == "last":
             _remove_dropout(extractor)
         return nn.Sequential(extractor, nn.Dropout(self.dropout))
 
-    def _set_posterior(self, networks: Sequence[nn.Module], likelihood: Likelihood) -> None:
-        self.posterior_ = DropoutPosterior(networks[0], likelihood, num_predictive=self.num_predictive)
+    def _posterior(self, networks: Sequence[nn.Module], likelihood: Likelihood) -> DropoutPosterior:
+        return DropoutPosterior(networks[0], likelihood, num_predictive=self.num_predictive)
 
     def _networks(self) -> Sequence[nn.Module]:
         return [self.posterior_.network]
@@ -272,16 +273,6 @@ class DropoutClassifier(StackedClassifier, _Dropout):
     >>> model.predict(x[[0, -1]]).tolist()
     ['-', '+']
     """
-
-
-def _layers(inputs: int, rate: float) -> nn.Sequential:
-    """Two hidden layers, with dropout between them.
-
-    There is no batch norm: if sets of several sizes are fitted together, its statistics would see padding.
-    """
-    return nn.Sequential(
-        nn.Linear(inputs, _WIDTH), nn.ReLU(), nn.Dropout(rate), nn.Linear(_WIDTH, _WIDTH), nn.ReLU()
-    )
 
 
 def _remove_dropout(network: nn.Module) -> None:

@@ -12,7 +12,7 @@ from torch.distributions import Distribution
 
 from coresift.estimators.base import SeveralMembers
 from coresift.estimators.networks.losses import Likelihood
-from coresift.estimators.stacked import StackedClassifier, StackedEstimator, StackedRegressor
+from coresift.estimators.stacked import SampledEstimator, StackedClassifier, StackedRegressor
 from coresift.posteriors.network import outputs_of
 from coresift.posteriors.samples import by_blocks, choose, mixture
 
@@ -52,18 +52,18 @@ class EnsemblePosterior:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class _Ensemble(SeveralMembers, StackedEstimator):
+class _Ensemble(SeveralMembers, SampledEstimator):
     """What ensembles share."""
 
     posterior_type = EnsemblePosterior
 
     num_members: int = 20
 
-    def _set_posterior(self, networks: Sequence[nn.Module], likelihood: Likelihood) -> None:
-        self.posterior_ = EnsemblePosterior(tuple(networks), likelihood)
+    def _posterior(self, networks: Sequence[nn.Module], likelihood: Likelihood) -> EnsemblePosterior:
+        return EnsemblePosterior(tuple(networks), likelihood)
 
     def _networks(self) -> Sequence[nn.Module]:
-        return self.posterior_.members
+        return list(self.posterior_.members)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -1,30 +1,249 @@
-"""Estimators with Laplace's approximation on the last layer."""
+"""Laplace's approximation on the last layer: of a network trained anywhere, and of estimators."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coresift.estimators.curvature import LayerInput, find_linear, laplace_posterior
+from coresift import limits
+from coresift.checks import check_choice, check_finite, check_shape
 from coresift.estimators.networks import Objective, Stack
-from coresift.estimators.networks.heads import substate
-from coresift.estimators.networks.layers import AppendOne
+from coresift.estimators.networks.layers import AppendOne, substate
 from coresift.estimators.networks.losses import LEAST_VARIANCE, GaussianOutputs, Likelihood, SquaredError
 from coresift.estimators.saving import head_tensors
 from coresift.estimators.stacked import StackedClassifier, StackedEstimator, StackedRegressor
-from coresift.pool import as_array
+from coresift.pool import Pool, PoolLike, as_array, as_pool, read
 from coresift.posteriors.gaussian import check_positive
 from coresift.posteriors.linear import LinearPosterior
 from coresift.posteriors.network import NetworkPosterior, outputs_of
 from coresift.posteriors.softmax import SoftmaxPosterior
 from coresift.types import InputError
 
+# The variance of a logit under the default prior: large enough for every probability from doubt to certainty.
+# A flat prior fails: where a trained softmax is certain, its curvature vanishes and bounds no weights.
+_PRIOR_VARIANCE = 10.0
 # The name of the last layer in the estimators' networks, which begin with standardisation.
 _HEAD = "1.head"
+# Features (n, D) of the labelled rows in float64, and their labels.
+_Blocks: TypeAlias = Iterable[tuple[Tensor, Tensor | None]]
+
+
+def laplace_posterior(
+    network: nn.Module,
+    last_layer: str,
+    x: PoolLike,
+    y: Any = None,
+    *,
+    task: Literal["classification", "regression"] = "classification",
+    prior_precision: float | None = None,
+    noise_variance: float | None = None,
+) -> NetworkPosterior:
+    """Make a posterior for a network trained anywhere: Gaussian weights in its last layer, the rest fixed.
+
+    The mean is the layer's trained weights; the precision is the curvature of the negative log posterior
+    there: ``prior_precision I + sum_n (diag(p_n) - p_n p_n^T) (x) phi_n phi_n^T`` for classes of
+    probabilities p_n, and ``prior_precision I + sum_n phi_n phi_n^T / noise_variance`` for regression. The
+    features phi_n are the layer's input, and a constant for its bias. The network is copied, and runs in
+    evaluation mode.
+
+    Parameters
+    ----------
+    network : rows (n, ...) -> logits (n, C), or predicted means (n, 1).
+    last_layer : the name of the last `nn.Linear`, as in ``network.named_modules()``; only a softmax or
+        log-softmax may follow it.
+    x : (n, ...) the labelled rows, or any pool; read in blocks.
+    y : (n,) the labels. For classes they are only checked: a softmax has the same curvature for all labels.
+    prior_precision : 1 / the prior variance of each weight, bias included. With a larger one the posterior
+        stays closer to the trained weights. By default a prior under which the logits of a labelled row
+        have a variance of 10; in regression, 10 times the mean square of the network's own outputs.
+    noise_variance : of y in regression; by default the mean squared residual on the labelled rows. That is
+        too small if the network overfits these: then pass one from held-out data.
+
+    References
+    ----------
+    Daxberger et al., Laplace Redux: Effortless Bayesian Deep Learning, 2021.
+
+    >>> network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))  # in practice, trained
+    >>> posterior = laplace_posterior(network, "2", torch.randn(20, 2))
+    >>> posterior.predictive(torch.ones(4, 2)).probs.shape
+    torch.Size([4, 3])
+    """
+    check_choice(task, ("classification", "regression"), "task")
+    if prior_precision is not None:
+        check_positive(prior_precision, "prior_precision")
+        prior_precision = float(prior_precision)
+    rows = as_pool(x)
+    targets = None if y is None else _targets(y, len(rows), task)
+    network = copy.deepcopy(network).eval()
+    extractor, weights = _split(network, last_layer)
+    blocks = _features(network, last_layer, extractor, weights, rows, targets)
+    with torch.no_grad():
+        if task == "classification":
+            return NetworkPosterior(extractor, _softmax_layer(blocks, weights, prior_precision))
+        if noise_variance is None and targets is None:
+            raise InputError("regression needs y, or noise_variance=")
+        return NetworkPosterior(extractor, _linear_layer(blocks, weights, prior_precision, noise_variance))
+
+
+def _split(network: nn.Module, last_layer: str) -> tuple[nn.Module, Tensor]:
+    """Split a network into rows (n, ...) -> features (n, D), and the last weights (C, D), the bias last."""
+    layer = _find_linear(network, last_layer)
+    extractor, weights = _LayerInput(network, layer), layer.weight.detach().double()
+    if layer.bias is None:
+        return extractor, weights
+    weights = torch.cat([weights, layer.bias.detach().double()[:, None]], 1)
+    return nn.Sequential(extractor, AppendOne()), weights
+
+
+def _features(
+    network: nn.Module,
+    last_layer: str,
+    extractor: nn.Module,
+    weights: Tensor,
+    rows: Pool,
+    targets: Tensor | None,
+) -> _Blocks:
+    """Yield the features and labels of a block of rows; check that the network ends with the layer."""
+    for block in read(rows, limits.LAPLACE_ROWS):
+        features = outputs_of(extractor, block.x).double()
+        wanted = (len(block), weights.shape[1])
+        check_shape(features, wanted, f"the input of layer {last_layer!r}, as rows,")
+        if block.start == 0:
+            _check_last(outputs_of(network, block.x), features @ weights.mT, last_layer)
+        labels = None if targets is None else targets[block.start :][: len(block)].to(features.device)
+        yield features, labels
+
+
+def _targets(y: Any, num: int, task: str) -> Tensor:
+    try:
+        targets = torch.as_tensor(y if isinstance(y, Tensor) else np.array(y))
+    except TypeError:
+        raise InputError(
+            "y holds no numbers; give classes as the network counts its outputs, from 0"
+        ) from None
+    if task == "regression" and targets.ndim == 2:
+        targets = targets.squeeze(1)
+    check_shape(targets, (num,), "y")
+    check_finite(targets, what="labelled y")
+    return targets
+
+
+def _softmax_layer(blocks: _Blocks, weights: Tensor, prior_precision: float | None) -> SoftmaxPosterior:
+    """Gaussian weights (C, D) of a softmax layer, with the curvature at the trained weights as precision."""
+    classes, size = weights.shape
+    if classes < 2:
+        raise InputError("classification needs an output for each class, the last layer has one")
+    if classes * size > limits.LAST_LAYER_WEIGHTS:
+        raise InputError(
+            f"the last layer has {classes} x {size} weights, and their covariance needs "
+            f"{8 * (classes * size) ** 2 / 2**30:.0f} GiB; put a narrower layer before it, or use "
+            "coresift.estimators.DropoutPosterior"
+        )
+    # The curvature of the negative log likelihood.
+    precision = weights.new_zeros(classes * size, classes * size)
+    diagonal = precision.view(classes, size, classes, size).diagonal(dim1=0, dim2=2)  # (D, D, C), a view
+    squares, num = 0.0, 0
+    for features, labels in blocks:
+        if labels is not None:
+            _check_classes(labels, classes)
+        probs = (features @ weights.mT).softmax(1)
+        joint = (probs.unsqueeze(2) * features.unsqueeze(1)).flatten(1)  # (n, C D)
+        precision -= joint.mT @ joint
+        own = (probs.mT.unsqueeze(1) * features.mT) @ features  # (C, D, D)
+        diagonal += own.permute(1, 2, 0)
+        squares, num = squares + float(features.square().sum()), num + len(features)
+    _add_prior(precision, prior_precision, squares / num / _PRIOR_VARIANCE, "the last layer's inputs")
+    factor = torch.linalg.cholesky(precision)
+    identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+    # With precision = F F^T the covariance is F^-T F^-1: its factor's columns are the rows of F^-1.
+    inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
+    return SoftmaxPosterior(weights, torch.zeros_like(weights), inverse.view(-1, classes, size))
+
+
+def _linear_layer(
+    blocks: _Blocks, weights: Tensor, prior_precision: float | None, noise_variance: float | None
+) -> LinearPosterior:
+    """Gaussian weights (D,) of a linear output, with the curvature at the trained weights as precision."""
+    if len(weights) != 1:
+        raise InputError(f"regression is for one output, the last layer has {len(weights)}")
+    mean = weights[0]
+    gram, squared_error, num = mean.new_zeros(len(mean), len(mean)), 0.0, 0
+    for features, targets in blocks:
+        gram += features.mT @ features
+        num += len(features)
+        if targets is not None:
+            squared_error += float((targets - features @ mean).square().sum())
+    noise_variance = squared_error / num if noise_variance is None else noise_variance
+    check_positive(noise_variance, "noise_variance")
+    precision = gram / noise_variance
+    squares = float(mean @ gram @ mean)  # of the outputs
+    default = float(gram.trace()) / (_PRIOR_VARIANCE * squares) if squares else 0.0
+    _add_prior(precision, prior_precision, default, "the network's outputs")
+    covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
+    return LinearPosterior(mean, covariance, noise_variance)
+
+
+def _add_prior(precision: Tensor, given: float | None, default: float, what: str) -> None:
+    """Add the prior's precision to the curvature; the default is zero if ``what`` is all zero."""
+    if given is None and default == 0:
+        raise InputError(f"{what} are all zero, so no default prior can be found; pass prior_precision=")
+    precision.diagonal().add_(default if given is None else given)
+
+
+class _LayerInput(nn.Module):
+    """The input of a layer inside a network: rows (n, ...) -> (n, D)."""
+
+    def __init__(self, network: nn.Module, layer: nn.Module) -> None:
+        super().__init__()
+        self.network, self.layer = network, layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        hook = self.layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            self.network(x)
+        finally:
+            hook.remove()
+        if len(seen) != 1:
+            raise InputError(f"the last layer is called {len(seen)} times in a pass; it must be once")
+        return seen[0]
+
+
+def _find_linear(network: nn.Module, name: str) -> nn.Linear:
+    """Return the linear layer of that name, or raise an error that lists the linear layers."""
+    layers = dict(network.named_modules())
+    layer = layers.get(name)
+    if isinstance(layer, nn.Linear):
+        return layer
+    names = ", ".join(repr(other) for other, value in layers.items() if isinstance(value, nn.Linear))
+    what = "there is no layer" if layer is None else f"there is a {type(layer).__name__}, no nn.Linear,"
+    raise InputError(f"{what} {name!r} in the network; its linear layers are {names or 'none'}")
+
+
+def _check_last(outputs: Tensor, logits: Tensor, last_layer: str) -> None:
+    """Raise unless the network's outputs are the layer's, up to a softmax."""
+    several = logits.shape[1] > 1
+    for expected in (logits, logits.log_softmax(1), logits.softmax(1)) if several else (logits,):
+        if outputs.numel() == expected.numel() and torch.allclose(
+            outputs.double().view_as(expected), expected, rtol=1e-2, atol=1e-2
+        ):
+            return
+    raise InputError(
+        f"the network's outputs, of shape {tuple(outputs.shape)}, are not those of layer {last_layer!r}, of "
+        f"shape {tuple(logits.shape)}: name the last layer; nothing but a softmax may follow it"
+    )
+
+
+def _check_classes(labels: Tensor, classes: int) -> None:
+    wrong = labels[(labels < 0) | (labels >= classes) | (labels != labels.round())]
+    if len(wrong):
+        raise InputError(f"y holds {wrong[0].item()}, but the network's classes are 0 to {classes - 1}")
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -32,6 +251,7 @@ class _Laplace(StackedEstimator):
     """What the estimators share: a plainly trained network, and then Laplace's approximation on its head."""
 
     posterior_type = NetworkPosterior
+    _head_type: ClassVar[type]
 
     prior_precision: float | None = None
 
@@ -44,13 +264,14 @@ class _Laplace(StackedEstimator):
         features: Any = self.posterior_.network
         return [features[0].network]  # the whole network, inside the layer that gives the head's input
 
-    def _set_head(self, network: nn.Module, head: LinearPosterior | SoftmaxPosterior) -> None:
-        features = nn.Sequential(LayerInput(network, find_linear(network, _HEAD)), AppendOne())
-        self.posterior_ = NetworkPosterior(features.eval(), head)
-
     def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, facts = StackedEstimator._fitted_state(self)
+        tensors, facts = super()._fitted_state()
         return tensors | head_tensors(self.posterior_.head), facts
+
+    def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        extractor, _ = _split(self._restored_networks(tensors)[0], _HEAD)
+        head = self._head_type(**substate(tensors, "head."), **facts)
+        self.posterior_ = NetworkPosterior(extractor, head)
 
 
 class LaplaceRegressor(_Laplace, StackedRegressor):
@@ -79,6 +300,8 @@ class LaplaceRegressor(_Laplace, StackedRegressor):
     ((40,), True)
     """
 
+    _head_type = LinearPosterior
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = False
@@ -99,13 +322,13 @@ class LaplaceRegressor(_Laplace, StackedRegressor):
     def _objective(self, stack: Stack, generators: Sequence[torch.Generator]) -> Objective:
         return SquaredError()
 
-    def _learn_posterior(
+    def _set_posterior(
         self, networks: Sequence[nn.Module], likelihood: Likelihood, x: Tensor, y: Tensor
     ) -> None:
-        network = networks[0]
+        (network,) = networks
         y = y.to(self.device)
         noise = float((outputs_of(network, x) - y).square().mean())
-        head = laplace_posterior(
+        posterior = laplace_posterior(
             network,
             _HEAD,
             x,
@@ -113,22 +336,20 @@ class LaplaceRegressor(_Laplace, StackedRegressor):
             task="regression",
             prior_precision=self.prior_precision,
             noise_variance=max(noise, LEAST_VARIANCE),
-        ).head
+        )
+        head = posterior.head
         assert isinstance(head, LinearPosterior)
         assert isinstance(likelihood, GaussianOutputs)
         std = float(likelihood.std)
         mean = head.mean * std
         mean[-1] += float(likelihood.mean)  # the constant's weight
-        self._set_head(network, LinearPosterior(mean, head.covariance * std**2, head.noise_variance * std**2))
+        head = LinearPosterior(mean, head.covariance * std**2, head.noise_variance * std**2)
+        self.posterior_ = replace(posterior, head=head)
 
     def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, _ = super()._fitted_state()
         head: Any = self.posterior_.head
         return tensors, {"noise_variance": head.noise_variance}
-
-    def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        head = LinearPosterior(**substate(tensors, "head."), noise_variance=facts["noise_variance"])
-        self._set_head(self._restored_networks(tensors)[0], head)
 
 
 class LaplaceClassifier(_Laplace, StackedClassifier):
@@ -154,18 +375,14 @@ class LaplaceClassifier(_Laplace, StackedClassifier):
     ['-', '+']
     """
 
+    _head_type = SoftmaxPosterior
+
     def _num_outputs(self) -> int:
         if len(self.classes_) < 2:
             raise InputError(f"y holds one class, {self.classes_[0]!r}, expected at least two")
         return len(self.classes_)
 
-    def _learn_posterior(
+    def _set_posterior(
         self, networks: Sequence[nn.Module], likelihood: Likelihood, x: Tensor, y: Tensor
     ) -> None:
-        head = laplace_posterior(networks[0], _HEAD, x, y, prior_precision=self.prior_precision).head
-        assert isinstance(head, SoftmaxPosterior)
-        self._set_head(networks[0], head)
-
-    def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        head = SoftmaxPosterior(**substate(tensors, "head."))
-        self._set_head(self._restored_networks(tensors)[0], head)
+        self.posterior_ = laplace_posterior(networks[0], _HEAD, x, y, prior_precision=self.prior_precision)

@@ -13,15 +13,10 @@ from torch import Tensor, nn
 from coresift.checks import check_integer
 from coresift.errors import InputError, shown
 from coresift.estimators.networks import Objective, Stack
-from coresift.estimators.networks.drawing import count_features
-from coresift.estimators.networks.heads import substate
-from coresift.estimators.networks.layers import AppendOne, Standardise
+from coresift.estimators.networks.extractors import count_features
+from coresift.estimators.networks.layers import AppendOne, Headed, Standardise, substate
 from coresift.estimators.networks.losses import Likelihood
-from coresift.estimators.networks.variational import (
-    EvidenceLowerBound,
-    VariationalNetwork,
-    VariationalSoftmax,
-)
+from coresift.estimators.networks.variational import EvidenceLowerBound, VariationalSoftmax
 from coresift.estimators.saving import head_tensors, network_tensors
 from coresift.estimators.stacked import StackedClassifier, without_head
 from coresift.posteriors.network import NetworkPosterior
@@ -97,7 +92,7 @@ class NeuralLinearClassifier(StackedClassifier):
         features = count_features(extractor, x) + 1  # the constant
         classes = len(self.classes_)
         head = VariationalSoftmax(features, classes, self._rank(features * classes), generator)
-        return VariationalNetwork(extractor, head)
+        return Headed(extractor, head)
 
     def _rank(self, size: int) -> int:
         """How many factors the covariance of ``size`` weights has in addition to the diagonal."""
@@ -114,26 +109,21 @@ class NeuralLinearClassifier(StackedClassifier):
         seeds = [int(torch.randint(2**62, (), generator=generator)) for generator in generators]
         return EvidenceLowerBound(stack, [torch.Generator().manual_seed(seed) for seed in seeds])
 
-    def _learn_posterior(
+    def _set_posterior(
         self, networks: Sequence[nn.Module], likelihood: Likelihood, x: Tensor, y: Tensor
     ) -> None:
         _, trained = networks[0].children()
-        assert isinstance(trained, VariationalNetwork)
+        assert isinstance(trained, Headed)
         assert isinstance(trained.head, VariationalSoftmax)
-        self._set_posterior(without_head(networks[0]), trained.head.posterior(self.num_predictive))
-
-    def _set_posterior(self, extractor: nn.Module, head: SoftmaxPosterior) -> None:
-        """Set the posterior from rows (n, ...) -> features (n, D - 1), and the last layer."""
-        network = nn.Sequential(*extractor.children(), AppendOne()).to(head.mean.device).eval()
+        head = trained.head.posterior(self.num_predictive)
+        network = nn.Sequential(*without_head(networks[0]), AppendOne()).to(head.mean.device).eval()
         self.posterior_ = NetworkPosterior(network, head)
 
     def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return network_tensors(self.posterior_) | head_tensors(self.posterior_.head), {}
 
     def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        state = substate(tensors, "network.")
-        scale = Standardise(state["0.mean"], state["0.std"])
-        extractor = nn.Sequential(scale, self._new_extractor(self.n_features_in_, torch.Generator()))
-        extractor.load_state_dict(state)
+        extractor = self._new_extractor(self.n_features_in_, torch.Generator())
+        network = self._restored_network(substate(tensors, "network."), extractor, AppendOne())
         head = SoftmaxPosterior(**substate(tensors, "head."), num_predictive=self.num_predictive)
-        self._set_posterior(extractor, head)
+        self.posterior_ = NetworkPosterior(network, head)

@@ -3,35 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal, StudentT
 
 from coresift.checks import check_integer
 from coresift.errors import InputError
-from coresift.estimators.base import SeveralMembers
-from coresift.estimators.calibration import Calibration, Fold, Residuals, calibrate, make_folds
+from coresift.estimators.base import NetworkRegressor, SeveralMembers
 from coresift.estimators.networks import LabelledStack, Stack
-from coresift.estimators.networks.drawing import count_features, new_network
-from coresift.estimators.networks.exact_last_layer import ExactLastLayer
-from coresift.estimators.networks.heads import substate
-from coresift.estimators.networks.layers import AppendOne, Standardise
+from coresift.estimators.networks.extractors import count_features
+from coresift.estimators.networks.layers import AppendOne, Standardise, substate
+from coresift.estimators.networks.losses import ExactLastLayer
 from coresift.estimators.saving import network_tensors
-from coresift.estimators.targets import NetworkRegressor
 from coresift.posteriors.gaussian import check_positive
 from coresift.posteriors.linear import BayesianLinearRegression, NormalInverseGammaPosterior
 from coresift.posteriors.network import MixedHeads, NetworkPosterior, SideBySide, outputs_of
 
+# Separates the seeds of the folds from those of the fit itself.
+_FOLDS = 0x5EED
 
-class _Fit(NamedTuple):
-    """A trained network with the last layer of each output, in the units of y."""
 
-    network: nn.Module
-    heads: list[NormalInverseGammaPosterior]
+class _Task(NamedTuple):
+    """A network to train, on rows x and targets y."""
+
+    number: int  # of the labelled set
+    seed: int
+    labelled: tuple[Tensor, Tensor]
+    left_out: tuple[Tensor, Tensor] | None = None
+
+
+class _Calibration(NamedTuple):
+    """What left-out labels say about a labelled set; of two, the smaller is better."""
+
+    loss: float  # minus the log density of the left-out labels, up to a constant
+    level: int  # of regularisation
+    factors: list[float]  # on the noise variance, for each output
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -101,50 +113,62 @@ class NeuralLinearRegressor(NetworkRegressor, SeveralMembers):
     def _fit_together(
         estimators: Sequence[NeuralLinearRegressor], sets: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
-        first, generators = estimators[0], [estimator._generator() for estimator in estimators]
-        chosen = first._calibrated(sets, [generator.initial_seed() for generator in generators])
+        first, seeds = estimators[0], [estimator._generator().initial_seed() for estimator in estimators]
+        chosen = first._calibrated(sets, seeds)
         for level in sorted({own.level for own in chosen}):
-            here = [number for number, own in enumerate(chosen) if own.level == level]
-            fits = first._train_members([sets[n] for n in here], [generators[n] for n in here], level)
-            for number, own in zip(here, fits, strict=True):
-                estimators[number]._set_posterior([_scaled(fit, chosen[number].factors) for fit in own])
+            tasks = [
+                _Task(number, seeds[number] + k, sets[number])  # one member is the first of several
+                for number, own in enumerate(chosen)
+                for k in range(first._num_networks)
+                if own.level == level
+            ]
+            for number, fits in _by_set(tasks, first._train(tasks, level)).items():
+                estimators[number]._set_posterior([_scaled(fit, chosen[number].factors) for fit in fits])
 
-    def _train_members(
-        self, sets: Sequence[tuple[Tensor, Tensor]], generators: Sequence[torch.Generator], level: int
-    ) -> Iterator[list[_Fit]]:
-        """Train all members on each set, and yield them set by set."""
-        num = self._num_networks
-        repeated = [labelled for labelled in sets for _ in range(num)]
-        fits = self._train(repeated, [one for own in generators for one in _members(own, num)], level)
-        for start in range(0, len(fits), num):
-            yield fits[start : start + num]
+    def _calibrated(self, sets: Sequence[tuple[Tensor, Tensor]], seeds: Sequence[int]) -> list[_Calibration]:
+        """Choose each set's regularisation, and the factors by which its noise variance is underestimated.
 
-    def _train(
-        self, sets: Sequence[tuple[Tensor, Tensor]], generators: Sequence[torch.Generator], level: int
-    ) -> list[_Fit]:
-        """Train a network on each set, side by side, with the regularisation of that level."""
-        scales = [(Standardise.of(x), Standardise.of(y)) for x, y in sets]
-        data = [(scale_x(x), scale_y(y)) for (x, y), (scale_x, scale_y) in zip(sets, scales, strict=True)]
-        networks = []
-        for (x, _), generator in zip(data, generators, strict=True):
-            networks.append(new_network(self.network, x.shape[1], generator))
-            count_features(networks[-1], x)  # raises if its outputs are no features
+        A flexible network fits part of the noise, which the last layer alone cannot detect. Therefore more
+        networks are trained, each without a part of the labels, and the variance is scaled to make the
+        left-out labels most likely. Levels of regularisation are compared by the same likelihood.
+        """
+        num_outputs = sets[0][1].shape[1]
+        best = [_Calibration(math.inf, self.regularisation or 0, [1.0] * num_outputs) for _ in sets]
+        folds = _make_folds(sets, seeds, int(self.calibration_folds))
+        levels = (0, 1, 2) if self.regularisation is None else (self.regularisation,)
+        for level in levels if folds else ():
+            fits = self._train(folds, level)
+            predicted = [_predicted(fit, fold) for fit, fold in zip(fits, folds, strict=True)]
+            for number, by_fold in _by_set(folds, predicted).items():
+                best[number] = min(best[number], _calibration(level, by_fold))
+        return best
+
+    def _train(self, tasks: Sequence[_Task], level: int) -> list[NetworkPosterior]:
+        """Train the networks side by side, with the regularisation of that level."""
+        scales, data, networks, generators = [], [], [], []
+        for task in tasks:
+            (x, y), generator = task.labelled, torch.Generator().manual_seed(task.seed)
+            scale_x, scale_y = Standardise.of(x), Standardise.of(y)
+            network = self._new_extractor(x.shape[1], generator)
+            data.append((scale_x(x), scale_y(y)))
+            count_features(network, data[-1][0])  # raises if its outputs are no features
+            scales.append((scale_x, scale_y))
+            networks.append(network)
+            generators.append(generator)
         stack = Stack(networks, self.device)
         prior = float(self.prior_variance), float(self.noise_shape), float(self.noise_rate)
         trainer = replace(self._trainer(), decay_gains=level == 2)
         trainer.train(stack, ExactLastLayer(*prior, alone=level > 0), LabelledStack.of(data), generators)
         stack.cpu()  # the rest is done network by network, too little at a time for a GPU
         fits = []
-        for position, ((x, y), (scale_x, scale_y)) in enumerate(zip(sets, scales, strict=True)):
+        for position, (task, (scale_x, scale_y)) in enumerate(zip(tasks, scales, strict=True)):
+            x, y = task.labelled
             network = nn.Sequential(scale_x, stack.member(position), AppendOne()).eval()
-            fits.append(_Fit(network, self._last_layers(network, x, scale_y(y), scale_y)))
+            fits.append(NetworkPosterior(network, self._last_layer(outputs_of(network, x), y, scale_y)))
         return fits
 
-    def _last_layers(
-        self, network: nn.Module, x: Tensor, targets: Tensor, scale: Standardise
-    ) -> list[NormalInverseGammaPosterior]:
+    def _last_layer(self, features: Tensor, y: Tensor, scale: Standardise) -> LastLayer:
         """Solve the last layer on trained features, for each output, in the units of y."""
-        features = outputs_of(network, x).double()
         regression = BayesianLinearRegression(
             None,
             prior_covariance=float(self.prior_variance),
@@ -152,43 +176,20 @@ class NeuralLinearRegressor(NetworkRegressor, SeveralMembers):
             noise_rate=float(self.noise_rate),
         )
         heads = []
-        for output, target in enumerate(targets.double().unbind(1)):
-            head = regression.fit(features, target)
+        for output, target in enumerate(scale(y).double().unbind(1)):
+            head = regression.fit(features.double(), target)
             assert isinstance(head, NormalInverseGammaPosterior)
             std = float(scale.std[output])
             mean = head.mean * std
             mean[-1] += float(scale.mean[output])  # the constant's weight
             heads.append(replace(head, mean=mean, rate=head.rate * std**2))
-        return heads
+        return _joined(heads)
 
-    def _calibrated(self, sets: Sequence[tuple[Tensor, Tensor]], seeds: Sequence[int]) -> list[Calibration]:
-        """Choose each set's regularisation, and the factors by which its noise variance is underestimated.
-
-        A flexible network fits part of the noise, which the last layer alone cannot detect. Therefore more
-        networks are trained, each without a part of the labels, and the variance is scaled to make the
-        left-out labels most likely. Levels of regularisation are compared by the same likelihood.
-        """
-        outputs = sets[0][1].shape[1]
-        best = [Calibration(math.inf, self.regularisation or 0, [1.0] * outputs) for _ in sets]
-        folds = make_folds([len(x) for x, _ in sets], seeds, int(self.calibration_folds))
-        if not folds:
-            return best
-        kept = [(sets[fold.number][0][fold.kept], sets[fold.number][1][fold.kept]) for fold in folds]
-        for level in (0, 1, 2) if self.regularisation is None else (self.regularisation,):
-            generators = [torch.Generator().manual_seed(fold.seed) for fold in folds]
-            residuals = _left_out_residuals(sets, folds, self._train(kept, generators, level))
-            for number, by_fold in residuals.items():
-                best[number] = min(best[number], calibrate(level, zip(*by_fold, strict=True)))
-        return best
-
-    def _set_posterior(self, fits: Sequence[_Fit]) -> None:
-        heads = tuple(
-            fit.heads[0] if len(fit.heads) == 1 else SeveralOutputs(tuple(fit.heads)) for fit in fits
-        )
-        if len(fits) == 1:
-            posterior = NetworkPosterior(fits[0].network, heads[0])
-        else:
-            posterior = NetworkPosterior(SideBySide([fit.network for fit in fits]), MixedHeads(heads))
+    def _set_posterior(self, fits: Sequence[NetworkPosterior]) -> None:
+        posterior = fits[0]
+        if len(fits) > 1:
+            heads = MixedHeads(tuple(fit.head for fit in fits))
+            posterior = NetworkPosterior(SideBySide([fit.network for fit in fits]), heads)
         self.posterior_ = posterior.to(self.device)
 
     def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -206,52 +207,91 @@ class NeuralLinearRegressor(NetworkRegressor, SeveralMembers):
         means, covariances = tensors["head.mean"].chunk(num), tensors["head.covariance"].chunk(num)
         fits = []
         for k in range(num):
-            network = self._restored_network(substate(tensors, "network." if num == 1 else f"network.{k}."))
+            state = substate(tensors, "network." if num == 1 else f"network.{k}.")
+            extractor = self._new_extractor(self.n_features_in_, torch.Generator())
+            network = self._restored_network(state, extractor, AppendOne())
             heads = [
                 NormalInverseGammaPosterior(mean, covariances[k], facts["shape"], next(rates))
                 for mean in means[k]
             ]
-            fits.append(_Fit(network, heads))
+            fits.append(NetworkPosterior(network, _joined(heads)))
         self._set_posterior(fits)
 
-    def _restored_network(self, state: Mapping[str, Tensor]) -> nn.Module:
-        scale = Standardise(state["0.mean"], state["0.std"])
-        extractor = new_network(self.network, self.n_features_in_, torch.Generator())
-        network = nn.Sequential(scale, extractor, AppendOne()).to(self.device)
-        network.load_state_dict(state)
-        return network.eval()
+
+def _by_set(tasks: Sequence[_Task], results: Sequence[Any]) -> dict[int, list[Any]]:
+    """Group the results of tasks by the number of their labelled set."""
+    grouped = defaultdict(list)
+    for task, result in zip(tasks, results, strict=True):
+        grouped[task.number].append(result)
+    return grouped
 
 
-def _members(generator: torch.Generator, num: int) -> list[torch.Generator]:
-    """A generator for each member; the first is the one given, so that one member is the first of several."""
-    seed = generator.initial_seed()
-    return [generator, *(torch.Generator().manual_seed(seed + k) for k in range(1, num))]
+def _make_folds(sets: Sequence[tuple[Tensor, Tensor]], seeds: Sequence[int], num_folds: int) -> list[_Task]:
+    """Split labelled sets; those with fewer than four labels for each fold get none."""
+    folds: list[_Task] = []
+    for number, ((x, y), seed) in enumerate(zip(sets, seeds, strict=True)):
+        if num_folds < 2 or len(x) < 4 * num_folds:
+            continue
+        generator = torch.Generator().manual_seed(seed ^ _FOLDS)
+        order = torch.randperm(len(x), generator=generator)
+        size = len(x) // num_folds
+        for start in range(0, num_folds * size, size):
+            out, kept = order[start : start + size], torch.cat([order[:start], order[start + size :]])
+            own_seed = int(torch.randint(2**62, (), generator=generator))
+            folds.append(_Task(number, own_seed, (x[kept], y[kept]), (x[out], y[out])))
+    return folds
+
+
+def _predicted(fit: NetworkPosterior, fold: _Task) -> list[tuple[StudentT, Tensor]]:
+    """For each output, the predictions for the rows that were left out, and their labels."""
+    assert fold.left_out is not None
+    x, y = fold.left_out
+    features, heads = fit.features(x), _parts(fit.head, SeveralOutputs)
+    return [(head.predictive(features), target) for head, target in zip(heads, y.unbind(1), strict=True)]
+
+
+def _calibration(level: int, folds: Sequence[Sequence[tuple[StudentT, Tensor]]]) -> _Calibration:
+    """Find the best factors at a level of regularisation, from what `_predicted` returns for each fold."""
+    losses, factors = zip(*map(_best_factor, zip(*folds, strict=True)), strict=True)
+    return _Calibration(sum(losses), level, list(factors))
+
+
+def _best_factor(folds: Sequence[tuple[StudentT, Tensor]]) -> tuple[float, float]:
+    """Find the factor on the squared scale of Student's t under which left-out labels are most likely.
+
+    Returns minus the log density, up to a constant, and the factor.
+
+    Parameters
+    ----------
+    folds : for each, the predictions (n,) for the left-out rows, and their labels.
+    """
+    errors = torch.cat([y.to(predicted.loc) - predicted.loc for predicted, y in folds])
+    scale = torch.cat([predicted.scale for predicted, _ in folds])
+    df = torch.cat([predicted.df for predicted, _ in folds])
+    squares = (errors / scale).square()
+
+    def loss(log_factor: float) -> float:
+        density = 0.5 * log_factor + 0.5 * (df + 1) * torch.log1p(squares / df / math.exp(log_factor))
+        return float((density + scale.log()).sum())
+
+    best = minimize_scalar(loss, bounds=(-3, 10), method="bounded")
+    return float(best.fun), math.exp(best.x)
+
+
+def _scaled(fit: NetworkPosterior, factors: Sequence[float]) -> NetworkPosterior:
+    """The same with the noise variance of each output scaled by its factor."""
+    heads = zip(_parts(fit.head, SeveralOutputs), factors, strict=True)
+    return replace(fit, head=_joined([replace(head, rate=head.rate * factor) for head, factor in heads]))
+
+
+def _joined(heads: Sequence[NormalInverseGammaPosterior]) -> LastLayer:
+    """The last layer for all outputs, from one for each."""
+    return heads[0] if len(heads) == 1 else SeveralOutputs(tuple(heads))
 
 
 def _parts(head: Any, several: type[Any]) -> Sequence[Any]:
     """The parts of a last layer, if it is one of ``several``."""
     return head.heads if isinstance(head, several) else (head,)
-
-
-def _scaled(fit: _Fit, factors: Sequence[float]) -> _Fit:
-    """The same with the noise variance of each output scaled by its factor."""
-    heads = [replace(head, rate=head.rate * factor) for head, factor in zip(fit.heads, factors, strict=True)]
-    return _Fit(fit.network, heads)
-
-
-def _left_out_residuals(
-    sets: Sequence[tuple[Tensor, Tensor]], folds: Sequence[Fold], fits: Sequence[_Fit]
-) -> dict[int, list[list[Residuals]]]:
-    """The residuals on left-out rows, by number of the set, fold and output."""
-    residuals: dict[int, list[list[Residuals]]] = {}
-    for fold, fit in zip(folds, fits, strict=True):
-        x, y = (values[fold.left_out] for values in sets[fold.number])
-        outputs = [
-            Residuals.of(NetworkPosterior(fit.network, head).predictive(x), target)
-            for head, target in zip(fit.heads, y.unbind(1), strict=True)
-        ]
-        residuals.setdefault(fold.number, []).append(outputs)
-    return residuals
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,7 +323,9 @@ class SeveralOutputs:
 
     def predictive(self, x: Tensor) -> Distribution:
         outputs = [head.predictive(x) for head in self.heads]
-        location, scale = (
-            torch.stack([getattr(one, name) for one in outputs], -1) for name in ("loc", "scale")
-        )
+        location = torch.stack([output.loc for output in outputs], -1)
+        scale = torch.stack([output.scale for output in outputs], -1)
         return Independent(StudentT(outputs[0].df[..., None], location, scale), 1)
+
+
+LastLayer: TypeAlias = NormalInverseGammaPosterior | SeveralOutputs

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -29,16 +30,11 @@ FORMAT = 2
 _MODULES = ("network", "augment")
 
 
-class Savable:
-    """Save an estimator to a folder, and load it.
+class Savable(BaseEstimator):  # type: ignore[misc]
+    """An estimator that is saved to a folder, and loaded.
 
     A subclass says what it has learned as tensors and JSON, and how to restore it.
     """
-
-    network: Any
-    device: Any
-    random_state: Any
-    n_features_in_: int
 
     def save(self, folder: str | Path) -> None:
         """Write the fitted estimator to a folder, as ``model.json`` and the file of weights that it names.
@@ -66,7 +62,7 @@ class Savable:
             (path / old).unlink(missing_ok=True)
 
     def _described(self) -> dict[str, Any]:
-        given: dict[str, Any] = self.get_params(deep=False)  # type: ignore[attr-defined]
+        given: dict[str, Any] = self.get_params(deep=False)
         options = {name: value for name, value in given.items() if name not in _MODULES}
         options["device"] = str(self.device)
         if not isinstance(self.random_state, Integral):  # a generator is only needed to train again
@@ -110,9 +106,9 @@ class Savable:
         described = json.loads((path / "model.json").read_text(encoding="utf-8"))
         cls._check_kind(described, path, network)
         options = described["options"] | ({} if device is None else {"device": device})
-        estimator = cls(network=network, **options)  # type: ignore[call-arg]
+        estimator = cls(network=network, **options)
         estimator._check_options()
-        estimator._restore_names(described)
+        estimator._restore_columns(described)
         estimator._restore_targets(described["targets"])
         tensors = _read_weights(path, described, str(estimator.device))
         estimator._check_inputs(tensors)
@@ -134,7 +130,7 @@ class Savable:
         if described["own_network"] and network is None:
             raise InputError(f"the model in {path} was fitted with its own network; pass network=")
 
-    def _restore_names(self, described: Mapping[str, Any]) -> None:
+    def _restore_columns(self, described: Mapping[str, Any]) -> None:
         self.n_features_in_ = check_integer(described["n_features_in"], 1, "n_features_in")
         if described["feature_names_in"]:
             self.feature_names_in_ = np.array(described["feature_names_in"], dtype=object)
@@ -143,14 +139,9 @@ class Savable:
 
     def _check_inputs(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise if weights are for another number of columns: a network for that many may be huge."""
-        if self.network is None:
-            means = [value for name, value in tensors.items() if re.fullmatch(r"\w+\.(\d+\.)?0\.mean", name)]
-            if any(value.shape[-1] != self.n_features_in_ for value in means):
+        for name, value in tensors.items() if self.network is None else ():
+            if re.fullmatch(r"\w+\.(\d+\.)?0\.mean", name) and value.shape[-1] != self.n_features_in_:
                 raise ValueError(f"n_features_in is {self.n_features_in_}, but the weights are for others")
-
-    @abstractmethod
-    def _check_options(self) -> None:
-        """Raise if an option makes no sense."""
 
     @abstractmethod
     def _described_targets(self) -> Any:
@@ -167,10 +158,6 @@ class Savable:
     @abstractmethod
     def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Set what ``fit`` sets."""
-
-    @abstractmethod
-    def _check_outputs(self) -> None:
-        """Raise if the restored model predicts other targets than those it is said to have learned."""
 
 
 def network_tensors(posterior: Any) -> dict[str, Tensor]:

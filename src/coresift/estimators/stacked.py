@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,37 +13,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from coresift import limits
 from coresift.checks import check_choice
 from coresift.errors import shown
-from coresift.estimators.base import NetworkEstimator, warn_of_dead_units
+from coresift.estimators.base import NetworkClassifier, NetworkEstimator, NetworkRegressor
 from coresift.estimators.networks import LabelledStack, Objective, Stack, Trainer
-from coresift.estimators.networks.drawing import count_features, new_network, seeded
-from coresift.estimators.networks.heads import Headed, LinearHead, substate
+from coresift.estimators.networks.extractors import count_features, seeded
 from coresift.estimators.networks.images import Precision, Prepared
-from coresift.estimators.networks.layers import Standardise
+from coresift.estimators.networks.layers import Headed, LinearHead, Standardise, substate
 from coresift.estimators.networks.losses import CrossEntropy, GaussianLoss, GaussianOutputs, Likelihood
 from coresift.estimators.networks.trainer import Schedule
-from coresift.estimators.targets import NetworkClassifier, NetworkRegressor
+from coresift.posteriors.network import outputs_of
 from coresift.posteriors.samples import categorical
 from coresift.types import InputError
 
 
 class _Fit(NamedTuple):
-    """A labelled set, prepared for training, and the networks that are trained on it.
+    """A labelled set, prepared for training, and the networks that are trained on it."""
 
-    Attributes
-    ----------
-    scale : standardises the rows.
-    rows, targets : what is trained on.
-    likelihood : what outputs mean then.
-    """
-
-    scale: Standardise
-    rows: Tensor
+    scale: Standardise  # of the rows
     targets: Tensor
-    likelihood: Likelihood
-    generators: list[torch.Generator]
-    networks: list[nn.Module]
+    likelihood: Likelihood  # of outputs for these targets
+    # Each network with the generator that shuffles for it, and the rows and targets that it is trained on.
+    members: list[tuple[nn.Module, torch.Generator, tuple[Tensor, Tensor]]]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -70,25 +63,20 @@ class StackedEstimator(NetworkEstimator):
         """Targets to train on, and what outputs then mean."""
 
     @abstractmethod
-    def _set_posterior(self, networks: Any, likelihood: Any) -> None:
-        """Set ``posterior_`` from networks rows (n, ...) -> outputs (n, C), in evaluation mode."""
+    def _set_posterior(
+        self, networks: Sequence[nn.Module], likelihood: Likelihood, x: Tensor, y: Tensor
+    ) -> None:
+        """Set ``posterior_``.
+
+        Parameters
+        ----------
+        networks : K trained ones: rows (n, ...) -> outputs (n, C), in evaluation mode.
+        x, y : the labelled rows, and the targets that were trained on.
+        """
 
     @abstractmethod
     def _networks(self) -> Sequence[nn.Module]:
         """The networks that ``posterior_`` holds."""
-
-    @abstractmethod
-    def _restored_likelihood(self, tensors: Mapping[str, Tensor]) -> Likelihood:
-        """What outputs mean, from what was saved."""
-
-    def _learn_posterior(
-        self, networks: Sequence[nn.Module], likelihood: Likelihood, x: Tensor, y: Tensor
-    ) -> None:
-        """Set ``posterior_`` from K networks, and the labelled rows and targets that they were trained on."""
-        self._set_posterior(networks, likelihood)
-
-    def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        self._set_posterior(self._restored_networks(tensors), self._restored_likelihood(tensors))
 
     def _check_options(self) -> None:
         super()._check_options()
@@ -103,23 +91,26 @@ class StackedEstimator(NetworkEstimator):
     def _fit_together(estimators: Sequence[StackedEstimator], sets: Sequence[tuple[Tensor, Tensor]]) -> None:
         first = estimators[0]
         fits = [estimator._begin(x, y) for estimator, (x, y) in zip(estimators, sets, strict=True)]
-        generators = [generator for fit in fits for generator in fit.generators]
-        stack = Stack([network for fit in fits for network in fit.networks], first.device)
+        networks, generators, labelled = zip(*(one for fit in fits for one in fit.members), strict=True)
+        stack = Stack(networks, first.device)
         objective = first._objective(stack, generators)
-        data = LabelledStack.of([(fit.rows, fit.targets) for fit in fits]).to(first.device, torch.float32)
-        first._trainer().train(stack, objective, data.repeated(first._num_networks), generators)
+        first._trainer().train(stack, objective, LabelledStack.of(labelled), generators)
         trained = (stack.member(position) for position in range(len(stack)))
         for estimator, fit, (x, _) in zip(estimators, fits, sets, strict=True):
-            networks = [_whole(fit.scale, next(trained), first.device) for _ in fit.networks]
-            estimator._learn_posterior(networks, fit.likelihood, x, fit.targets)
-            warn_of_dead_units([without_head(network) for network in networks], x)
+            own = [_whole(fit.scale, next(trained), first.device) for _ in fit.members]
+            estimator._set_posterior(own, fit.likelihood, x, fit.targets)
+            _warn_of_dead_units([without_head(network) for network in own], x)
 
     def _begin(self, x: Tensor, y: Tensor) -> _Fit:
         """Prepare a labelled set, and draw K networks for it."""
-        scale, generators = Standardise.of(x), self._generators()
-        rows = x if self._stays_raw(x) else scale(x)
-        networks = [self._new_network(rows, scale, generator) for generator in generators]
-        return _Fit(scale, rows, *self._scaled(y), generators, networks)
+        scale = Standardise.of(x)
+        targets, likelihood = self._scaled(y)
+        labelled = (x if self._stays_raw(x) else scale(x), targets)
+        members = [
+            (self._new_network(labelled[0], scale, generator), generator, labelled)
+            for generator in self._generators()
+        ]
+        return _Fit(scale, targets, likelihood, members)
 
     def _generators(self) -> list[torch.Generator]:
         """One for each network; a larger ensemble starts with the networks of a smaller one."""
@@ -133,19 +124,15 @@ class StackedEstimator(NetworkEstimator):
         with seeded(generator):
             return LinearHead(extractor, nn.Linear(features, self._num_outputs()))
 
-    def _new_extractor(self, inputs: int, generator: torch.Generator) -> nn.Module:
-        return new_network(self.network, inputs, generator)
-
     def _new_prepared(self, x: Tensor, scale: Standardise, generator: torch.Generator) -> nn.Module:
         """A feature extractor with new weights for rows like ``x``, as they are trained on."""
         extractor = self._new_extractor(x.shape[1], generator)
-        raw = self._stays_raw(x)
-        if not raw and self.augment is None and self.precision == "float32":
-            return extractor
-        before = [copy.deepcopy(self.augment)] if self.augment is not None else []
-        if raw:
+        before = [] if self.augment is None else [copy.deepcopy(self.augment)]
+        if self._stays_raw(x):
             # Training moves a copy to single precision; bytes lose nothing by it in evaluation.
             before.append(scale if x.dtype == torch.uint8 else copy.deepcopy(scale))
+        if not before and self.precision == "float32":
+            return extractor
         return Prepared(nn.Sequential(*before), extractor, self.precision)
 
     def _stays_raw(self, x: Tensor) -> bool:
@@ -160,15 +147,37 @@ class StackedEstimator(NetworkEstimator):
 
     def _restored_networks(self, tensors: Mapping[str, Tensor]) -> list[nn.Module]:
         stacked, networks = substate(tensors, "members."), []
+        outputs, width = stacked["1.head.weight"].shape[1:]
         for k in range(self._num_networks):
-            state = {name: value[k] for name, value in stacked.items()}
             extractor = self._new_extractor(self.n_features_in_, torch.Generator())
-            outputs, width = state["1.head.weight"].shape
-            scale = Standardise(state["0.mean"], state["0.std"])
-            network = _whole(scale, LinearHead(extractor, nn.Linear(width, outputs)), self.device)
-            network.load_state_dict(state)
-            networks.append(network)
+            head = LinearHead(extractor, nn.Linear(width, outputs))
+            networks.append(self._restored_network({name: each[k] for name, each in stacked.items()}, head))
         return networks
+
+
+class SampledEstimator(StackedEstimator):
+    """An estimator whose posterior holds the trained networks, and what their outputs mean."""
+
+    @abstractmethod
+    def _posterior(self, networks: Sequence[nn.Module], likelihood: Likelihood) -> Any:
+        """Return the posterior of K trained networks."""
+
+    def _set_posterior(
+        self, networks: Sequence[nn.Module], likelihood: Likelihood, x: Tensor, y: Tensor
+    ) -> None:
+        self.posterior_ = self._posterior(networks, likelihood)
+
+    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, facts = super()._fitted_state()
+        outputs = self.posterior_.likelihood
+        if isinstance(outputs, GaussianOutputs):
+            tensors |= {"targets.mean": outputs.mean, "targets.std": outputs.std}
+        return tensors, facts
+
+    def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        units = substate(tensors, "targets.")
+        likelihood = GaussianOutputs(**units) if units else categorical
+        self.posterior_ = self._posterior(self._restored_networks(tensors), likelihood)
 
 
 class StackedRegressor(NetworkRegressor, StackedEstimator):
@@ -184,14 +193,6 @@ class StackedRegressor(NetworkRegressor, StackedEstimator):
     def _objective(self, stack: Stack, generators: Sequence[torch.Generator]) -> Objective:
         return GaussianLoss()
 
-    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, facts = super()._fitted_state()
-        outputs = self.posterior_.likelihood
-        return tensors | {"targets.mean": outputs.mean, "targets.std": outputs.std}, facts
-
-    def _restored_likelihood(self, tensors: Mapping[str, Tensor]) -> Likelihood:
-        return GaussianOutputs(tensors["targets.mean"], tensors["targets.std"])
-
 
 class StackedClassifier(NetworkClassifier, StackedEstimator):
     """Networks that predict logits."""
@@ -205,9 +206,6 @@ class StackedClassifier(NetworkClassifier, StackedEstimator):
     def _objective(self, stack: Stack, generators: Sequence[torch.Generator]) -> Objective:
         return CrossEntropy()
 
-    def _restored_likelihood(self, tensors: Mapping[str, Tensor]) -> Likelihood:
-        return categorical
-
 
 def _whole(scale: Standardise, network: nn.Module, device: str) -> nn.Module:
     """A network on rows as they come, without the preparation of training."""
@@ -216,8 +214,32 @@ def _whole(scale: Standardise, network: nn.Module, device: str) -> nn.Module:
     return nn.Sequential(scale, network).to(device).eval()
 
 
-def without_head(network: nn.Module) -> nn.Module:
+def without_head(network: nn.Module) -> nn.Sequential:
     """The layers of a whole network that make features."""
     scale, top = network.children()
     assert isinstance(top, Headed)
     return nn.Sequential(scale, top.extractor)
+
+
+def _warn_of_dead_units(networks: Sequence[nn.Module], x: Tensor) -> None:
+    """Warn if most features of a trained network are constant: a large step can kill a ReLU for good.
+
+    Each of ``networks``, in evaluation mode, makes features of rows like ``x`` (n, ...).
+    """
+    x = x[: limits.ROWS_CHECKED]
+    if bool((x == x[:1]).all()):
+        return
+    features = [outputs_of(network, x) for network in networks]
+    alive = [int((own != own[:1]).any(0).sum()) for own in features]
+    num = features[0].shape[1]
+    bad = [count for count in alive if count < limits.FEATURES_ALIVE * num]
+    if not bad:
+        return
+    few = f"in {len(bad)} of {len(networks)} networks as few as {min(bad)} of {num} features differ"
+    if len(networks) == 1:
+        few = f"only {min(bad)} of the network's {num} features differ"
+    warnings.warn(
+        f"{few} from row to row: the others have died in training, and predictions will be poor; "
+        "try a smaller learning_rate",
+        stacklevel=4,
+    )

@@ -10,9 +10,8 @@ from torch import nn
 from coresift import InputError
 from coresift.estimators.networks import MLP, LabelledStack, ResNet18, Stack, Trainer
 from coresift.estimators.networks import trainer as trainer_module
-from coresift.estimators.networks.exact_last_layer import ExactLastLayer
-from coresift.estimators.networks.labelled import MiniBatches, take_rows
-from coresift.estimators.networks.losses import CrossEntropy, GaussianLoss
+from coresift.estimators.networks.labelled import take_rows
+from coresift.estimators.networks.losses import CrossEntropy, ExactLastLayer, GaussianLoss
 from coresift.estimators.networks.losses import SquaredError as LaplaceError
 from coresift.estimators.networks.optimisers import Adam, SingleAdam, optimiser
 from coresift.posteriors import BayesianLinearRegression
@@ -41,7 +40,7 @@ def generators(seeds):
 class SquaredError:
     """A plain loss on mini-batches."""
 
-    whole, alone = False, True
+    whole, alone, recordable = False, True, False
 
     def __call__(self, outputs, data, index, share):
         return ((outputs[..., :1] - take_rows(data.y, index)).square().sum(-1) * share).sum(1)
@@ -189,12 +188,11 @@ def test_a_large_network_alone_has_the_same_steps(decay_gains):
     """On a GPU torch's own optimiser makes them; gradients of filters come with their channels last."""
     torch.manual_seed(0)
     usual, alone = (Stack([network]) for network in [ResNet18(width=4)] * 2)
-    adam, other = Adam(usual.flat), SingleAdam(alone, 0.5, decay_gains)
-    decay = 0.5 * usual.decayed(decay_gains).expand_as(usual.flat)
+    adam = Adam(usual, 0.5, decay_gains, decoupled=True)
+    other = SingleAdam(alone, 0.5, decay_gains)
     for rate in torch.tensor([1e-3, 2e-2, 5e-3]):
         gradients = [torch.randn_like(value) for value in usual.parameters.values()]
-        adam.shrink(decay, rate, None)
-        adam.step(torch.cat([gradient.flatten(1) for gradient in gradients], 1), rate, None)
+        adam.step(gradients, rate, None)
         gradients = [
             one[0].contiguous(memory_format=torch.channels_last)[None] if one.ndim == 5 else one
             for one in gradients
@@ -209,8 +207,7 @@ def test_a_large_network_alone_has_the_optimiser_of_its_own(monkeypatch):
     stack = Stack(networks(1))  # in float32
 
     def is_torchs_own(stack, decoupled):
-        update = optimiser(stack, 0.5, decay_gains=False, decoupled=decoupled)
-        return isinstance(getattr(update, "__self__", None), SingleAdam)
+        return isinstance(optimiser(stack, 0.5, decay_gains=False, decoupled=decoupled), SingleAdam)
 
     assert is_torchs_own(stack, decoupled=True)
     assert not is_torchs_own(stack, decoupled=False)
@@ -282,7 +279,7 @@ def recorded(monkeypatch):
         (GaussianLoss(), True),
         (SquaredError(), False),
     ],
-    ids=["exact", "alone", "squared", "gaussian", "says nothing"],
+    ids=["exact", "alone", "squared", "gaussian", "not recordable"],
 )
 def test_recorded_where_the_objective_allows_it(recorded, objective, expected):
     outputs = 2 if isinstance(objective, GaussianLoss) else 1
@@ -306,10 +303,11 @@ def test_nothing_is_recorded_without_the_stack(recorded, monkeypatch):
 
 def test_a_network_that_waits_counts_its_own_steps():
     data = LabelledStack.of([labelled(8, 0), labelled(4, 1)])
-    waits = [active.tolist() for _, _, active in MiniBatches(data, [[4, 4], [4]]).steps]
+    waits = [active.tolist() for _, _, active in data.steps([[4, 4], [4]])]
     assert waits == [[True, True], [True, False]]
-    together = MiniBatches(LabelledStack.of([labelled(8, 0), labelled(8, 1)]), [[4, 4]] * 2)
-    assert [active for _, _, active in together.steps] == [None, None] and together.full
+    together = LabelledStack.of([labelled(8, 0), labelled(8, 1)]).steps([[4, 4]] * 2)
+    assert [active for _, _, active in together] == [None, None]
+    assert [index for index, _, _ in together] == [slice(0, 4), slice(4, 8)]
 
 
 def test_mini_batches_are_even():

@@ -3,7 +3,6 @@
 import math
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 import torch
@@ -12,15 +11,10 @@ from torch.distributions import LowRankMultivariateNormal, MultivariateNormal, N
 from torch.func import functional_call
 
 from coresift.estimators import NeuralLinearClassifier
-from coresift.estimators.networks import MLP, LabelledStack, Stack, Trainer
+from coresift.estimators.networks import MLP, LabelledStack, ResNet18, Stack, Trainer
 from coresift.estimators.networks import trainer as trainer_module
-from coresift.estimators.networks.layers import AppendOne
-from coresift.estimators.networks.resnet import ResNet18
-from coresift.estimators.networks.variational import (
-    EvidenceLowerBound,
-    VariationalNetwork,
-    VariationalSoftmax,
-)
+from coresift.estimators.networks.layers import AppendOne, Headed
+from coresift.estimators.networks.variational import EvidenceLowerBound, VariationalSoftmax
 
 
 def generator(seed):
@@ -138,7 +132,7 @@ def networks(count, rank, extractor=MLP):
         torch.manual_seed(seed)
         inner = extractor(2)
         width = inner.eval()(torch.zeros(1, 2)).shape[1]
-        made.append(VariationalNetwork(inner, VariationalSoftmax(width + 1, 3, rank)))
+        made.append(Headed(inner, VariationalSoftmax(width + 1, 3, rank)))
     return made
 
 
@@ -147,12 +141,12 @@ def test_evidence_lower_bound():
     data = LabelledStack.of([blobs(6, 0), blobs(4, 1)]).to("cpu", torch.float64)
     index, share = torch.tensor([[5, 2, 0], [3, 1, 0]]), torch.tensor([[1 / 3] * 3, [0.5, 0.5, 0]]).double()
     objective = EvidenceLowerBound(stack, [generator(0), generator(1)])
-    outputs = torch.stack([stack.template.constant(torch.randn(3, 30).double()) for _ in range(2)])
+    outputs = torch.randn(2, 3, 30).double()
     losses = objective(outputs, data, index, share)
     for s, count in enumerate((3, 2)):
         head = stack.member(s).head
         noise = torch.empty(count, 4).double().normal_(generator=generator(s))
-        logits = head.logits(outputs[s, :count], noise)
+        logits = head.logits(AppendOne()(outputs[s, :count]), noise)
         error = nn.functional.cross_entropy(logits, data.y[s][index[s, :count]])
         torch.testing.assert_close(losses[s], error + head.kl() / (6, 4)[s])
     gradients = torch.autograd.grad(losses.sum(), [stack.parameters[f"head.{n}"] for n in ("mean", "factor")])
@@ -202,7 +196,7 @@ def test_each_ends_as_if_trained_alone(extractor, rank):
 
 def test_noise_does_not_depend_on_how_far_ahead_orders_are_drawn(monkeypatch):
     """Alone, orders are drawn two epochs ahead, together one."""
-    monkeypatch.setattr("coresift.estimators.base.Trainer", partial(Trainer, drawn_ahead=80))
+    monkeypatch.setattr("coresift.limits.ROW_NUMBERS_DRAWN", 80)
     options = {"epochs": 6, "progress": False}
     sets = [tuple(part.numpy() for part in blobs(40, seed)) for seed in (0, 5)]
     many = NeuralLinearClassifier(**options).fit_many(sets, seeds=[3, 4])

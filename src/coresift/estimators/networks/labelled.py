@@ -13,14 +13,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from coresift import limits
 
+# Rows of each network's set: (S, m), or a slice that all networks share.
 Rows: TypeAlias = "Tensor | slice"
 
 
 def take_rows(values: Tensor, index: Rows) -> Tensor:
-    """Take each network's own rows: (S, n, ...) -> (S, m, ...).
-
-    ``index`` is (S, m), or a slice that all networks share.
-    """
+    """Take each network's own rows: (S, n, ...) -> (S, m, ...)."""
     if isinstance(index, slice):
         return values[:, index]
     return values[torch.arange(len(values), device=values.device)[:, None], index]
@@ -54,27 +52,14 @@ class LabelledStack:
         )
         return LabelledStack(x, y, self.sizes.to(device))
 
-    def repeated(self, count: int) -> LabelledStack:
-        """Each labelled set ``count`` times; a single one is not copied."""
-        repeated = [
-            value.unsqueeze(1).expand(-1, count, *value.shape[1:]).flatten(0, 1)
-            for value in (self.x, self.y, self.sizes)
-        ]
-        return LabelledStack(*repeated)
-
-    def orders(
-        self,
-        generators: Sequence[torch.Generator],
-        epochs: int,
-        at_a_time: int = limits.ROW_NUMBERS_DRAWN,
-    ) -> Iterator[Tensor]:
+    def orders(self, generators: Sequence[torch.Generator], epochs: int) -> Iterator[Tensor]:
         """Yield an order (S, n) of the real rows for each epoch; padding stays at the end.
 
         Each network's order is drawn from its own generator, for many epochs at a time: one call for each
         network and epoch would take longer than a GPU's work.
         """
         longest = self.x.shape[1]
-        ahead = max(min(epochs, at_a_time // (len(self.sizes) * longest)), 1)
+        ahead = max(min(epochs, limits.ROW_NUMBERS_DRAWN // (len(self.sizes) * longest)), 1)
         for start in range(0, epochs, ahead):
             keys = torch.arange(1.0, longest + 1).repeat(min(ahead, epochs - start), len(self.sizes), 1)
             for part, size, generator in zip(keys.unbind(1), self.sizes.tolist(), generators, strict=True):
@@ -101,40 +86,30 @@ class LabelledStack:
         """The floating point type of the computation."""
         return self.x.dtype if self.x.is_floating_point() else torch.float32
 
+    def steps(self, splits: Sequence[Sequence[int]]) -> list[tuple[Rows, Tensor, Tensor | None]]:
+        """Say which rows of the shuffled sets are in which mini-batch: the next ones each time.
 
-class MiniBatches:
-    """Say which rows of a shuffled set are in which mini-batch: the next ones each time, for each network.
+        Returns for each step of an epoch the rows, their weights (S, m), which sum to one, and which networks
+        take part (S,), or ``None`` for all.
 
-    Parameters
-    ----------
-    splits : for each network, the sizes of its mini-batches.
-
-    Attributes
-    ----------
-    full : whether no mini-batch is padded.
-    steps : for each step the rows, their weights (S, m), which sum to one, and which networks take part (S,),
-        or ``None`` for all.
-    """
-
-    def __init__(self, data: LabelledStack, splits: Sequence[Sequence[int]]) -> None:
+        Parameters
+        ----------
+        splits : for each network, the sizes of its mini-batches.
+        """
         sizes = pad_sequence([torch.tensor(split) for split in splits], True)  # (S, steps)
         starts = sizes.cumsum(1) - sizes
         column = torch.arange(int(sizes.max()))
         real = column < sizes[:, :, None]  # (S, steps, m)
-        weights = (real / sizes[:, :, None].clamp(min=1).double()).to(data.x.device, data.dtype)
+        weights = (real / sizes[:, :, None].clamp(min=1).double()).to(self.x.device, self.dtype)
         active = sizes > 0  # a network whose epoch is over waits for the others
         # If one network waits in any step, each network counts its own steps, in all of them.
-        taking_part = [None] * sizes.shape[1] if bool(active.all()) else active.to(data.x.device).unbind(1)
-        self.full = True
-        self.steps: list[tuple[Rows, Tensor, Tensor | None]] = []
+        taking_part = [None] * sizes.shape[1] if bool(active.all()) else active.to(self.x.device).unbind(1)
+        steps: list[tuple[Rows, Tensor, Tensor | None]] = []
         for step, part in enumerate(taking_part):
             first, width = int(starts[0, step]), int(sizes[:, step].max())
             index: Rows = slice(first, first + width)
             if not bool(((starts[:, step] == first) & (sizes[:, step] == width)).all()):
                 rows = starts[:, step, None] + column[:width]
-                index = torch.where(real[:, step, :width], rows, 0).to(data.x.device)
-                self.full = False
-            self.steps.append((index, weights[:, step, :width], part))
-
-    def __len__(self) -> int:
-        return len(self.steps)
+                index = torch.where(real[:, step, :width], rows, 0).to(self.x.device)
+            steps.append((index, weights[:, step, :width], part))
+        return steps

@@ -1,6 +1,9 @@
-"""Small layers around a feature extractor."""
+"""What is put around a feature extractor: standardisation, a constant feature, a last layer."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -111,3 +114,59 @@ class AppendOne(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, torch.ones_like(x[..., :1])], -1)
+
+
+def substate(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the entries whose name starts with ``prefix``, without it.
+
+    >>> substate({"head.bias": 1, "extractor.bias": 2}, "head.")
+    {'bias': 1}
+    """
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+class Headed(nn.Module):
+    """A feature extractor (n, ...) -> (n, D) with a head, to be trained together.
+
+    It makes features: whoever trains it applies the head. If the extractor computes S of itself at once (see
+    `MLP`), so does this.
+    """
+
+    def __init__(self, extractor: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.extractor, self.head = extractor, head
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.extractor(x)
+        return outputs
+
+    @property
+    def stacked(self) -> Callable[..., Tensor] | None:
+        return self._stacked if hasattr(self.extractor, "stacked") else None
+
+    def _stacked(
+        self, state: dict[str, Tensor], x: Tensor, rows: Tensor | None, settle: bool = False
+    ) -> Tensor:
+        own, extractor = substate(state, "extractor."), cast(Any, self.extractor)
+        return self.on_features(extractor.stacked(own, x, rows, settle), substate(state, "head."))
+
+    def on_features(self, features: Tensor, head: Mapping[str, Tensor]) -> Tensor:
+        """Outputs from features (S, n, D) and the heads' parameters (S, ...)."""
+        return features
+
+
+class LinearHead(Headed):
+    """A feature extractor with a linear layer on top, which gives the outputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.extractor(x))
+        return outputs
+
+    def on_features(self, features: Tensor, head: Mapping[str, Tensor]) -> Tensor:
+        return torch.baddbmm(head["bias"].unsqueeze(1), features, head["weight"].mT)
+
+
+def is_frozen(layer: nn.Module) -> bool:
+    """Tell whether a layer has parameters of its own, and none of them is trained."""
+    own = list(layer.parameters(recurse=False))
+    return bool(own) and not any(value.requires_grad for value in own)

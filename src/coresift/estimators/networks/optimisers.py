@@ -2,69 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from coresift.estimators.networks.stack import Stack
 
-# Changes the weights, given gradients, the learning rate and the networks that take part (``None`` for all).
-Update: TypeAlias = Callable[[Sequence[Tensor], Tensor, Tensor | None], None]
+_BETAS, _EPSILON = (0.9, 0.999), 1e-8
 
 
-def optimiser(stack: Stack, weight_decay: float, decay_gains: bool, decoupled: bool) -> Update:
-    """Return the function that changes a stack's weights in each step.
+def optimiser(stack: Stack, weight_decay: float, decay_gains: bool, decoupled: bool) -> Adam | SingleAdam:
+    """Return the optimiser for a stack; the options are those of `Adam`."""
+    single = stack.records_steps and stack.flat.dtype == torch.float32
+    if decoupled and single and stack.trained() is None:
+        return SingleAdam(stack, weight_decay, decay_gains)
+    return Adam(stack, weight_decay, decay_gains, decoupled)
+
+
+class Adam:
+    """Adam on all weights of a stack; a network that waits for the others keeps its own count of steps.
 
     Parameters
     ----------
     weight_decay, decay_gains : see `Trainer`.
-    decoupled : whether weight decay is applied apart from the gradient, as AdamW does.
+    decoupled : whether weight decay is applied apart from the gradient, as AdamW does (Loshchilov and Hutter,
+        Decoupled Weight Decay Regularization, 2019).
     """
-    trained = stack.trained()
-    if decoupled and trained is None and stack.records_steps and stack.flat.dtype == torch.float32:
-        return SingleAdam(stack, weight_decay, decay_gains).step
-    adam = Adam(stack.flat)
-    decay = (stack.decayed(decay_gains) * weight_decay).expand_as(stack.flat).contiguous()
 
-    def update(gradients: Sequence[Tensor], rate: Tensor, active: Tensor | None) -> None:
+    def __init__(self, stack: Stack, weight_decay: float, decay_gains: bool, decoupled: bool) -> None:
+        self.flat, self.decoupled, self.trained = stack.flat, decoupled, stack.trained()
+        decay = stack.decayed(decay_gains) * weight_decay
+        if self.trained is not None:
+            decay = decay * self.trained
+        self.decay = decay.expand_as(stack.flat).contiguous()
+        self.mean, self.square = torch.zeros_like(stack.flat), torch.zeros_like(stack.flat)
+        self.count = stack.flat.new_zeros((), dtype=torch.float64)  # of steps, if all networks take part
+        self.counts = stack.flat.new_zeros(len(stack), 1)  # if some wait
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor], rate: Tensor, active: Tensor | None) -> None:
+        """Change the weights of the networks ``active`` (S,), or of all; the others keep theirs."""
         gradient = torch.cat([part.flatten(1) for part in gradients], 1)
-        if decoupled:
-            adam.shrink(decay if trained is None else decay * trained, rate, active)
+        if self.decoupled:
+            own_rate = rate if active is None else rate * active[:, None].to(gradient)
+            self.flat.sub_(self.flat * self.decay * own_rate)
         else:
-            gradient = torch.addcmul(gradient, stack.flat, decay)
-        adam.step(gradient if trained is None else gradient * trained, rate, active)
+            gradient = torch.addcmul(gradient, self.flat, self.decay)
+        if self.trained is not None:
+            gradient = gradient * self.trained
+        self._step(gradient, rate, active)
 
-    return update
-
-
-class Adam:
-    """Adam on (S, P) parameters; a network that waits for the others keeps its own count of steps."""
-
-    betas = (0.9, 0.999)
-    epsilon = 1e-8
-
-    def __init__(self, flat: Tensor) -> None:
-        self.flat, self.mean, self.square = flat, torch.zeros_like(flat), torch.zeros_like(flat)
-        self.count = flat.new_zeros((), dtype=torch.float64)  # of steps, if all networks take part in each
-        self.counts = flat.new_zeros(len(flat), 1)  # if some wait
-
-    @torch.no_grad()
-    def shrink(self, decay: Tensor, rate: Tensor, active: Tensor | None) -> None:
-        """Multiply the weights by 1 - rate * ``decay`` (S, P): weight decay apart from the gradient.
-
-        References
-        ----------
-        Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019.
-        """
-        rate = rate if active is None else rate * active[:, None].to(decay)
-        self.flat.sub_(self.flat * decay * rate)
-
-    @torch.no_grad()
-    def step(self, gradient: Tensor, rate: Tensor, active: Tensor | None) -> None:
-        """Change the weights of the active networks, or of all; the others keep theirs, and their moments."""
-        first, second = self.betas
+    def _step(self, gradient: Tensor, rate: Tensor, active: Tensor | None) -> None:
+        first, second = _BETAS
         if active is None:
             self.count += 1
             count = self.count
@@ -76,7 +66,7 @@ class Adam:
             count, rate = self.counts, rate * moving
             self.mean.lerp_(gradient, (1 - first) * moving)
             self.square.lerp_(gradient.square(), (1 - second) * moving)
-        scale = self.square.div(1 - second**count).sqrt_().add_(self.epsilon)
+        scale = self.square.div(1 - second**count).sqrt_().add_(_EPSILON)
         self.flat.sub_(self.mean.div(scale).mul_(rate / (1 - first**count)))
 
 
@@ -90,8 +80,8 @@ class SingleAdam:
             groups.setdefault(stack.decays(name, decay_gains), []).append(value)
         self.adam = torch.optim.AdamW(
             [{"params": group, "weight_decay": weight_decay * decays} for decays, group in groups.items()],
-            betas=Adam.betas,
-            eps=Adam.epsilon,
+            betas=_BETAS,
+            eps=_EPSILON,
             fused=True,
             capturable=stack.flat.is_cuda,
         )

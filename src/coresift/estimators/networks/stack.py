@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from coresift import limits
+from coresift.estimators.networks.layers import is_frozen
 from coresift.posteriors.network import rows_per_pass
 from coresift.types import InputError
 
@@ -42,7 +43,8 @@ class Stack:
         self._networks = list(networks)
         self.template = copy.deepcopy(networks[0]).to(device=device, dtype=dtype)
         self._stacked: Any = getattr(self.template, "stacked", None)
-        self._norms, self._frozen_norms = _batch_norms(self.template)
+        self._norms = _batch_norms(self.template, frozen=False)
+        self._frozen_norms = list(_batch_norms(self.template, frozen=True).values())  # keep their statistics
         self.flat = _flat(networks).to(device=device, dtype=dtype)
         self.parameters = self._views(self.flat)
         buffers = [dict(network.named_buffers()) for network in networks]
@@ -53,13 +55,12 @@ class Stack:
         }
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
-        parameters: dict[str, Tensor] = {}
-        start = 0
-        for name, value in self.template.named_parameters():
-            part = flat[:, start : start + value.numel()].view(len(flat), *value.shape)
-            parameters[name] = part.detach().requires_grad_()
-            start += value.numel()
-        return parameters
+        own = dict(self.template.named_parameters())
+        parts = torch.split(flat, [value.numel() for value in own.values()], 1)
+        return {
+            name: part.view(len(flat), *value.shape).detach().requires_grad_()
+            for (name, value), part in zip(own.items(), parts, strict=True)
+        }
 
     @property
     def _state(self) -> dict[str, Tensor]:
@@ -96,35 +97,23 @@ class Stack:
 
     def _mask(self, holds: Callable[[str], bool]) -> Tensor:
         """(P,) one for entries of the parameters for whose name ``holds`` is true, zero for the others."""
-        parts = [
-            torch.full((value[0].numel(),), float(holds(name)), dtype=self.flat.dtype)
-            for name, value in self.parameters.items()
-        ]
-        return torch.cat([torch.zeros(0, dtype=self.flat.dtype), *parts]).to(self.flat.device)
+        numbers = torch.tensor([float(holds(name)) for name in self.parameters])
+        counts = torch.tensor([value[0].numel() for value in self.parameters.values()], dtype=torch.long)
+        return numbers.repeat_interleave(counts).to(self.flat)
 
     @torch.no_grad()
-    def settle(
-        self,
-        x: Tensor,
-        rows: Tensor | None = None,
-        steps: Sequence[int] = (),
-        few: int = limits.FEW_STEPS,
-    ) -> None:
+    def settle(self, x: Tensor, rows: Tensor | None = None, steps: Sequence[int] = ()) -> None:
         """Set batch norm's statistics for evaluation to those of the labelled set.
 
         A network with a method ``stacked`` does this always. Any other keeps its running statistics, unless
-        it made so ``few`` steps that these are still dominated by their initial values.
-
-        Parameters
-        ----------
-        steps : (S,) how many each network made.
+        it made so few ``steps`` (S,) that these are still dominated by their initial values.
         """
         if self._stacked is not None:
             self._stacked(self._state, x, rows, settle=True)
             return
         for position, made in enumerate(steps if self._norms else ()):
             count = x.shape[1] if rows is None else int((rows[position] > 0).sum())
-            if 0 < made < few and count > 1:
+            if 0 < made < limits.FEW_STEPS and count > 1:
                 self._settle_one(position, x[position, :count])
 
     def _settle_one(self, position: int, x: Tensor) -> None:
@@ -179,12 +168,11 @@ class Stack:
         for layer in self._frozen_norms:
             layer.eval()
 
-    def cpu(self) -> Stack:
+    def cpu(self) -> None:
         """Move to the CPU, all networks in one transfer."""
         self.flat = self.flat.cpu()
         self.parameters = self._views(self.flat)
         self.buffers = {name: value.cpu() for name, value in self.buffers.items()}
-        return self
 
     def member(self, position: int) -> nn.Module:
         """Return network ``position`` by itself, in evaluation mode."""
@@ -194,23 +182,10 @@ class Stack:
         return network.eval()
 
 
-def _batch_norms(network: nn.Module) -> tuple[dict[str, Any], list[nn.Module]]:
-    """Return the batch norms that are trained, by name, and the frozen ones, which keep their statistics."""
-    trained: dict[str, Any] = {}
-    frozen: list[nn.Module] = []
-    for name, layer in network.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            if is_frozen(layer):
-                frozen.append(layer)
-            else:
-                trained[name] = layer
-    return trained, frozen
-
-
-def is_frozen(layer: nn.Module) -> bool:
-    """Tell whether a layer has parameters of its own, and none of them is trained."""
-    own = list(layer.parameters(recurse=False))
-    return bool(own) and not any(value.requires_grad for value in own)
+def _batch_norms(network: nn.Module, frozen: bool) -> dict[str, Any]:
+    kind = nn.modules.batchnorm._BatchNorm
+    layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, kind)}
+    return {name: layer for name, layer in layers.items() if is_frozen(layer) == frozen}
 
 
 def _flat(networks: Sequence[nn.Module]) -> Tensor:

@@ -7,14 +7,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from coresift import limits
 from coresift.checks import check_choice, check_integer, check_not_negative, check_switch
-from coresift.estimators.networks.labelled import LabelledStack, MiniBatches, Rows, take_rows
+from coresift.estimators.networks.labelled import LabelledStack, Rows, take_rows
+from coresift.estimators.networks.losses import Objective
 from coresift.estimators.networks.optimisers import optimiser
 from coresift.estimators.networks.stack import Stack
 from coresift.progress import progress_bar
@@ -23,40 +24,6 @@ from coresift.threads import count_again, enough_threads
 from coresift.types import InputError
 
 Schedule = Literal["cosine", "one-cycle"]
-
-
-class Objective(Protocol):
-    """What is minimised.
-
-    Attributes
-    ----------
-    whole : whether the loss needs the network's outputs of all labelled points in each step, as an exact
-        last layer does.
-    alone : whether it needs those of the mini-batch, from a separate pass through the network.
-    recordable : whether the loss is a fixed sequence of kernels, so that it can be recorded in a CUDA graph:
-        it reads no values on the host and draws no noise there.
-    """
-
-    @property
-    def whole(self) -> bool: ...
-
-    @property
-    def alone(self) -> bool: ...
-
-    @property
-    def recordable(self) -> bool: ...
-
-    def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, weights: Tensor) -> Tensor:
-        """Return the losses (S,).
-
-        Parameters
-        ----------
-        outputs : (S, n, D) of all points if ``whole``, then (S, m, D) of the mini-batch if ``alone``.
-        data : the labelled sets, shuffled.
-        index : the mini-batch's rows, for `take_rows`.
-        weights : (S, m) of the rows: 1 / size of the mini-batch, zero for padding.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -82,7 +49,6 @@ class Trainer:
         into mini-batches of equal size: a last one with few rows would be noise, also for batch norm.
     least_steps : small sets are passed over more often than ``epochs``, until this many steps are made.
     progress : show a bar on a terminal once training has taken two seconds.
-    drawn_ahead : random row numbers that are drawn at a time.
     """
 
     epochs: int = 1000
@@ -93,14 +59,18 @@ class Trainer:
     schedule: Schedule = "cosine"
     least_steps: int = 0
     progress: bool = True
-    drawn_ahead: int = limits.ROW_NUMBERS_DRAWN
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 0), ("batch_size", 1), ("least_steps", 0)):
-            if getattr(self, name) is not None or name != "batch_size":
-                object.__setattr__(self, name, check_integer(getattr(self, name), least, name))
-        for name in ("learning_rate", "weight_decay"):
-            object.__setattr__(self, name, check_not_negative(getattr(self, name), name))
+        checked: dict[str, int | float] = {
+            "epochs": check_integer(self.epochs, 0, "epochs"),
+            "least_steps": check_integer(self.least_steps, 0, "least_steps"),
+            "learning_rate": check_not_negative(self.learning_rate, "learning_rate"),
+            "weight_decay": check_not_negative(self.weight_decay, "weight_decay"),
+        }
+        if self.batch_size is not None:
+            checked["batch_size"] = check_integer(self.batch_size, 1, "batch_size")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         check_choice(self.schedule, ("cosine", "one-cycle"), "schedule")
         check_switch(self.progress, "progress")
 
@@ -108,14 +78,26 @@ class Trainer:
         self, stack: Stack, objective: Objective, data: LabelledStack, generators: Sequence[torch.Generator]
     ) -> None:
         """Train the networks in place; ``generators`` shuffle, one for each network."""
-        sizes = data.sizes.tolist()
+        sizes: list[int] = data.sizes.tolist()
         self._check_sets(len(stack), sizes, len(generators))
+        if not stack.parameters:
+            return
         # One draw from each generator, so that a network's order of rows does not depend on the others.
         seeds = [int(torch.randint(2**62, (), generator=generator)) for generator in generators]
         # A step multiplies every weight by every row of its mini-batches.
         rows = max(sizes) if objective.whole else max(max(self.mini_batches(size)) for size in sizes)
+        data = data.to(stack.flat.device, stack.flat.dtype)
+        epochs = self.num_epochs(sizes[0])
         with _noise_from(seeds[0], stack.flat.device), enough_threads(stack.flat.numel() * rows):
-            self._train(stack, objective, data.to(stack.flat.device, stack.flat.dtype), generators)
+            run = _Steps(self, stack, objective, data).runner()
+            rates = self._rates(epochs).to(stack.flat)
+            with progress_bar("training", epochs) as advance:
+                for order, rate in zip(data.orders(generators, epochs), rates, strict=True):
+                    run(order, rate)
+                    count_again()
+                    if self.progress:
+                        advance(1)
+            stack.settle(data.x, data.rows, [epochs * len(self.mini_batches(size)) for size in sizes])
         if not bool(stack.flat.isfinite().all()):
             raise InputError(
                 "training failed: weights are no longer finite; try a smaller learning_rate, or options "
@@ -133,24 +115,6 @@ class Trainer:
                 f"epochs for {self.least_steps} steps; train them separately"
             )
 
-    def _train(
-        self, stack: Stack, objective: Objective, data: LabelledStack, generators: Sequence[torch.Generator]
-    ) -> None:
-        if not stack.parameters:
-            return
-        run = _Steps(self, stack, objective, data).runner()
-        epochs = self.num_epochs(int(data.sizes[0]))
-        rates = torch.tensor([self._rate(epoch, epochs) for epoch in range(epochs)]).to(stack.flat)
-        orders = data.orders(generators, epochs, self.drawn_ahead)
-        with progress_bar("training", epochs) as advance:
-            for order, rate in zip(orders, rates, strict=True):
-                run(order, rate)
-                count_again()
-                if self.progress:
-                    advance(1)
-        steps = [epochs * len(self.mini_batches(size)) for size in data.sizes.tolist()]
-        stack.settle(data.x, data.rows, steps)
-
     def mini_batches(self, size: int) -> list[int]:
         """Return the sizes of the mini-batches of an epoch, for a labelled set of ``size`` rows."""
         default = min(2 ** int(math.log2(max(size // 2, 2))), 512)
@@ -165,12 +129,14 @@ class Trainer:
         """Return how many passes are made over a labelled set of ``size`` rows."""
         return max(self.epochs, math.ceil(self.least_steps / len(self.mini_batches(size))))
 
-    def _rate(self, epoch: int, epochs: int) -> float:
+    def _rates(self, epochs: int) -> Tensor:
+        """Return the learning rate of each epoch."""
         rising = math.ceil(limits.RISING_SHARE * epochs) if self.schedule == "one-cycle" else 0
-        if epoch < rising:
-            return self.learning_rate * (epoch + 1) / (rising + 1)
-        cosine = 0.5 * (1 + math.cos(math.pi * (epoch - rising) / (epochs - rising)))
-        return limits.LAST_RATE + (self.learning_rate - limits.LAST_RATE) * cosine
+        rates = [self.learning_rate * (epoch + 1) / (rising + 1) for epoch in range(rising)]
+        for epoch in range(epochs - rising):
+            cosine = 0.5 * (1 + math.cos(math.pi * epoch / (epochs - rising)))
+            rates.append(limits.LAST_RATE + (self.learning_rate - limits.LAST_RATE) * cosine)
+        return torch.tensor(rates)
 
 
 class _Steps:
@@ -179,27 +145,27 @@ class _Steps:
     def __init__(self, trainer: Trainer, stack: Stack, objective: Objective, data: LabelledStack) -> None:
         self.stack, self.objective, self.data = stack, objective, data
         self.parameters = list(stack.parameters.values())
-        self.batches = MiniBatches(data, [trainer.mini_batches(size) for size in data.sizes.tolist()])
-        self.update = optimiser(
-            stack, trainer.weight_decay, trainer.decay_gains, decoupled=trainer.schedule == "one-cycle"
-        )
+        self.steps = data.steps([trainer.mini_batches(size) for size in data.sizes.tolist()])
+        self.padded = not all(isinstance(index, slice) for index, _, _ in self.steps)
+        decoupled = trainer.schedule == "one-cycle"
+        self.optimiser = optimiser(stack, trainer.weight_decay, trainer.decay_gains, decoupled)
         self.by_width: dict[int, Recorded] = defaultdict(lambda: Recorded(self.step_of_rows))
 
-    def runner(self, most_recorded: int = limits.STEPS_RECORDED) -> Callable[[Tensor, Tensor], None]:
+    def runner(self) -> Callable[[Tensor, Tensor], None]:
         """Return a function of an epoch's order of rows (S, n) and its learning rate."""
-        if not (self.stack.recordable and getattr(self.objective, "recordable", False)):
+        if not (self.stack.recordable and self.objective.recordable):
             return self.epoch
         if self.stack.records_steps and not self.objective.whole:
             return self.epoch_by_steps
-        return Recorded(self.epoch) if len(self.batches) <= most_recorded else self.epoch
+        return Recorded(self.epoch) if len(self.steps) <= limits.STEPS_RECORDED else self.epoch
 
     def epoch(self, order: Tensor, rate: Tensor) -> None:
         shuffled = self.data.ordered(order)
-        for index, weights, active in self.batches.steps:
+        for index, weights, active in self.steps:
             self.step(shuffled, index, weights, active, rate)
 
     def epoch_by_steps(self, order: Tensor, rate: Tensor) -> None:
-        for index, weights, _ in self.batches.steps:
+        for index, weights, _ in self.steps:
             self.by_width[weights.shape[1]](order[:, index], weights, rate)
 
     def step_of_rows(self, rows: Tensor, weights: Tensor, rate: Tensor) -> None:
@@ -212,11 +178,10 @@ class _Steps:
     ) -> None:
         outputs = [self.stack(shuffled.x, self.data.rows)] if self.objective.whole else []
         if self.objective.alone:
-            padding = None if self.batches.full else weights
-            outputs.append(self.stack(take_rows(shuffled.x, index), padding))
+            outputs.append(self.stack(take_rows(shuffled.x, index), weights if self.padded else None))
         together = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
         losses = self.objective(together, shuffled, index, weights)
-        self.update(torch.autograd.grad(losses.sum(), self.parameters), rate, active)
+        self.optimiser.step(torch.autograd.grad(losses.sum(), self.parameters), rate, active)
 
 
 class Recorded:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from coresift.estimators.networks.heads import Headed
 from coresift.estimators.networks.labelled import LabelledStack, Rows, take_rows
-from coresift.estimators.networks.layers import AppendOne
+from coresift.estimators.networks.losses import Objective
 from coresift.estimators.networks.stack import Stack
 from coresift.posteriors.softmax import SoftmaxPosterior
 
@@ -115,29 +114,10 @@ class VariationalSoftmax(nn.Module):
         )
 
 
-class VariationalNetwork(Headed):
-    """A feature extractor with its variational last layer, to be trained together in a `Stack`.
-
-    The forward pass gives the features with their constant, (n, ...) -> (n, D); `EvidenceLowerBound` applies
-    the last layer.
-    """
-
-    def __init__(self, extractor: nn.Module, head: VariationalSoftmax) -> None:
-        super().__init__(extractor, head)
-        self.constant = AppendOne()
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.constant(self.extractor(x))
-        return outputs
-
-    def on_features(self, features: Tensor, head: Mapping[str, Tensor]) -> Tensor:
-        outputs: Tensor = self.constant(features)
-        return outputs
-
-
-@dataclass(frozen=True, eq=False)
-class EvidenceLowerBound:
-    """Minus the evidence lower bound of a stack of `VariationalNetwork`, per labelled point.
+@dataclass(eq=False)
+class EvidenceLowerBound(Objective):
+    """Minus the evidence lower bound of a stack of networks `Headed` by a `VariationalSoftmax`,
+    per labelled point.
 
     The mean over a mini-batch of -log softmax(W x)_y, with W x drawn by local reparametrisation, plus
     KL(q || prior) / n. Each network draws its noise from its own generator, and only for its own rows, so the
@@ -153,11 +133,9 @@ class EvidenceLowerBound:
 
     stack: Stack
     generators: Sequence[torch.Generator]
-    whole, alone = False, True
 
-    @property
-    def recordable(self) -> bool:
-        return self.stack.records_steps
+    def __post_init__(self) -> None:
+        self.recordable = self.stack.records_steps
 
     def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, weights: Tensor) -> Tensor:
         head = cast(VariationalSoftmax, self.stack.template.head)
@@ -166,7 +144,8 @@ class EvidenceLowerBound:
             noise = torch.randn(*weights.shape, head.noises, dtype=outputs.dtype, device=outputs.device)
         else:
             noise = self._noise(weights, head.noises).to(outputs)
-        logits, divergence = functional_call(head, parameters, (outputs, noise))
+        features = torch.cat([outputs, torch.ones_like(outputs[..., :1])], -1)  # with a constant
+        logits, divergence = functional_call(head, parameters, (features, noise))
         labels = take_rows(data.y, index)
         errors = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
         losses: Tensor = (errors.view(weights.shape) * weights).sum(1) + divergence / data.sizes
