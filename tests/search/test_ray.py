@@ -219,7 +219,7 @@ def test_a_dataset(rows):
     np.testing.assert_array_equal(pool.take([2999, 3, 800, 3]).numpy(), rows[[2999, 3, 800, 3]])
     expected = STRATEGIES["acs-fw"].run(problem(rows, posterior), 20)
     assert_same(select_on_ray(STRATEGIES["acs-fw"], problem(pool, posterior), 20, num_workers=2), expected)
-    with pytest.raises(InputError, match=r"no numeric column 'id'; it has id \(string\), x0"):
+    with pytest.raises(InputError, match="column 'id' of the dataset holds string, expected numbers"):
         DatasetPool(data.from_arrow(table), ["id"])
 
 

@@ -1,4 +1,4 @@
-"""Pools in memory or memory-mapped, and the conversion of rows to float tensors."""
+"""Pools in memory or memory-mapped, parts of pools, and the conversion of rows to float tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from torch import Tensor
 from coresift.checks import check_dense, check_integer
 from coresift.errors import InputError, shown
 from coresift.limits import CHUNK_NUMBERS, CHUNK_ROWS
+from coresift.pool.base import Pool, checked_index
 from coresift.types import Chunk
 
 
@@ -70,7 +71,7 @@ class ArrayPool:
 
     def chunks_from(self, start: int) -> Iterator[Chunk]:
         """Yield the chunks from row ``start`` on."""
-        size = min(self.chunk_size, max(1, CHUNK_NUMBERS // max(1, math.prod(self.rows.shape[1:]))))
+        size = min(self.chunk_size, max(1, CHUNK_NUMBERS // math.prod(self.rows.shape[1:])))
         for first in range(start, len(self), size):
             rows = as_float(self.rows[first : first + size])
             release_pages(self.rows)
@@ -82,19 +83,64 @@ class ArrayPool:
         return rows
 
 
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Rows ``start`` to ``stop`` of a pool, as a pool; sent to another process, it leaves other rows behind.
+
+    Attributes
+    ----------
+    held_from : index of the first row of ``pool`` in the whole pool, where ``pool`` is itself a part.
+
+    >>> part = Part(ArrayPool(np.arange(10.0)[:, None]), 3, 6)
+    >>> len(part), part.take([0]).tolist(), [chunk.start for chunk in part.chunks()]
+    (3, [[3.0]], [0])
+    """
+
+    pool: Pool
+    start: int
+    stop: int
+    held_from: int = 0
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        pool, held_from = self.pool, self.held_from
+        if isinstance(pool, ArrayPool) and location_in_file(pool.rows) is None:
+            rows = pool.rows[self.start - held_from : self.stop - held_from]
+            pool, held_from = ArrayPool(rows, pool.chunk_size), self.start
+        return Part, (pool, self.start, self.stop, held_from)
+
+    def chunks(self) -> Iterator[Chunk]:
+        begin, end = self.start - self.held_from, self.stop - self.held_from
+        # A pool that can begin in the middle skips the rows before.
+        chunks_from = getattr(self.pool, "chunks_from", None)
+        for chunk in self.pool.chunks() if chunks_from is None else chunks_from(begin):
+            low, high = max(begin, chunk.start), min(end, chunk.start + len(chunk))
+            if low < high:
+                yield Chunk(low - begin, chunk.x[low - chunk.start : high - chunk.start])
+            if high == end:
+                return
+
+    def take(self, index: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
+        return self.pool.take(checked_index(index, len(self)) + self.start - self.held_from)
+
+
 def release_pages(rows: Tensor | npt.NDArray[Any]) -> None:
     """Tell the system that pages of a memory map are not needed now; it reads them again on the next use."""
-    # A copy-on-write map would lose what was written to it.
-    if isinstance(rows, np.memmap) and rows.mode in ("r", "r+") and hasattr(mmap, "MADV_DONTNEED"):
+    if _is_shared_map(rows) and hasattr(mmap, "MADV_DONTNEED"):
         mapping: Any = rows
         mapping._mmap.madvise(mmap.MADV_DONTNEED)
 
 
+def _is_shared_map(rows: Tensor | npt.NDArray[Any]) -> TypeGuard[np.memmap[Any, Any]]:
+    # A copy-on-write map differs from its file, and without its pages would lose what was written to it.
+    return isinstance(rows, np.memmap) and rows.mode in ("r", "r+")
+
+
 def location_in_file(rows: Tensor | npt.NDArray[Any]) -> tuple[Any, ...] | None:
     """Return file, type, offset, shape and order of memory-mapped rows; ``None`` for other rows."""
-    if not isinstance(rows, np.memmap) or rows.filename is None or rows.mode not in ("r", "r+"):
-        return None
-    if not (rows.flags.c_contiguous or rows.flags.f_contiguous):
+    if not _is_shared_map(rows) or rows.filename is None or not rows.flags.forc:
         return None
     # A view has the offset of the array it was cut from, so count from the beginning of the mapping.
     begin = rows.offset - rows.offset % mmap.ALLOCATIONGRANULARITY
@@ -118,24 +164,25 @@ def _reopen(
 def as_float(rows: Tensor | npt.NDArray[Any]) -> Tensor:
     """Return rows as a float tensor: float32 and float64 stay, halves become float32, integers float64."""
     if isinstance(rows, np.ndarray):
-        if rows.dtype.kind not in "biuf" or rows.dtype.itemsize > 8:
-            rows = _as_float64(rows)
-        # torch shares memory only with writable arrays of forward strides and native byte order.
-        if not rows.flags.writeable or min(rows.strides, default=0) < 0 or not rows.dtype.isnative:
-            rows = np.array(rows, dtype=rows.dtype.newbyteorder("="))
-        rows = torch.from_numpy(rows)
+        return torch.from_numpy(_as_floats(np.asarray(rows)))
     check_dense(rows, "an array")
     if rows.dtype in (torch.float32, torch.float64):
         return rows
     return rows.to(torch.float32 if rows.is_floating_point() else torch.float64)
 
 
-def _as_float64(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Convert objects, long doubles and the like; None becomes NaN, which is reported later."""
+def _as_floats(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return values as floats that torch can share: native, writable, with forward strides.
+
+    In arrays of objects, None becomes NaN, which is reported later.
+    """
     kind = values.dtype.kind
-    if kind in "Of" and not (kind == "O" and any(isinstance(value, str) for value in values.flat)):
+    if kind in "biufO" and not (kind == "O" and any(isinstance(value, str) for value in values.flat)):
         with suppress(TypeError, ValueError):
-            return values.astype(np.float64)
+            is_short = kind == "f" and values.dtype.itemsize <= 4
+            floats = values.astype(np.float32 if is_short else np.float64, copy=False)
+            is_shared = floats.flags.writeable and min(floats.strides, default=0) >= 0
+            return floats if is_shared else np.array(floats)
     raise InputError(f"an array holds {values.dtype}, expected numbers")
 
 

@@ -1,29 +1,26 @@
-"""Pools of Parquet and Arrow files."""
+"""Pools of tables: Parquet and Arrow files, and Ray Datasets. Ray is an optional package."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from coresift.checks import check_integer
 from coresift.errors import InputError
 from coresift.limits import CHUNK_ROWS
 from coresift.pool.array import as_float
-from coresift.pool.base import checked_index
-from coresift.types import Chunk
+from coresift.pool.base import PoolOfPieces
+from coresift.types import Chunk, Index
 
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc")
 
 
-class ArrowPool:
+class ArrowPool(PoolOfPieces):
     """Named columns of a Parquet or Arrow IPC file, or of a folder of them (files sorted by name).
 
     Parameters
@@ -41,69 +38,90 @@ class ArrowPool:
 
         self.path, self.chunk_size = Path(path), check_integer(chunk_size, 1, "chunk_size")
         files = _data_files(self.path)
-        self._format = kind = "parquet" if files[0].suffix.lower() in PARQUET else "ipc"
-        self._files = names = [str(file) for file in files]
+        kind = "parquet" if files[0].suffix.lower() in PARQUET else "ipc"
         try:
-            parts = pa.dataset.dataset(names, format=kind).get_fragments()
+            dataset = pa.dataset.dataset(list(map(str, files)), format=kind)
+            self._fragments = list(dataset.get_fragments())
             # One schema for all files: a column may hold integers in one and fractions in the next.
-            schema = pa.unify_schemas([part.physical_schema for part in parts], promote_options="permissive")
-            self._dataset = pa.dataset.dataset(names, format=kind, schema=schema)
-            counts = [fragment.count_rows() for fragment in self._dataset.get_fragments()]
+            schemas = [fragment.physical_schema for fragment in self._fragments]
+            self._schema = pa.unify_schemas(schemas, promote_options="permissive")
+            super().__init__([fragment.count_rows() for fragment in self._fragments])
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise InputError(f"cannot read {self.path}: {str(error).splitlines()[0]}") from None
-        self.columns = _feature_columns(self.path, schema, columns)
-        self._fragment_starts = np.concatenate([[0], np.cumsum(counts)])
+        self.columns = feature_columns(self._schema, columns, str(self.path))
         if len(self) == 0:
             raise InputError(f"the pool {self.path} is empty")
-
-    def __len__(self) -> int:
-        return int(self._fragment_starts[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ArrowPool, (self.path.absolute(), self.columns, self.chunk_size)
 
-    def chunks(self) -> Iterator[Chunk]:
-        return self.chunks_from(0)
-
-    def chunks_from(self, start: int) -> Iterator[Chunk]:
-        """Yield the chunks from the one that holds row ``start``; files before it are not read."""
-        import pyarrow as pa
-        import pyarrow.dataset
-
-        file = min(int(np.searchsorted(self._fragment_starts, start, side="right")) - 1, len(self._files) - 1)
-        dataset = self._dataset
-        if file:
-            dataset = pa.dataset.dataset(self._files[file:], format=self._format, schema=dataset.schema)
-        first = int(self._fragment_starts[file])
+    def _piece_chunks(self, piece: int, start: int) -> Iterator[Chunk]:
         # The default readahead keeps gigabytes of decoded batches in memory.
-        batches = dataset.to_batches(
-            columns=self.columns, batch_size=self.chunk_size, batch_readahead=2, fragment_readahead=1
-        )
+        batches = self._scanner(piece, batch_size=self.chunk_size, batch_readahead=2).to_batches()
+        first = 0
         for batch in batches:
-            if batch.num_rows:
-                if first + batch.num_rows > start:
-                    yield Chunk(first, self._to_tensor(batch))
-                first += batch.num_rows
+            if first + batch.num_rows > start:
+                yield Chunk(first, table_to_tensor(batch, self.columns))
+            first += batch.num_rows
 
-    def take(self, index: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
-        index = checked_index(index, len(self))
-        order = np.argsort(index, kind="stable")
-        ascending, parts = index[order], []
-        fragments = self._dataset.get_fragments()
-        for (start, stop), fragment in zip(pairwise(self._fragment_starts), fragments, strict=True):
-            inside = ascending[(ascending >= start) & (ascending < stop)] - start
-            if len(inside):
-                scanner = fragment.scanner(schema=self._dataset.schema, columns=self.columns)
-                parts.append(self._to_tensor(scanner.take(inside)))
-        if not parts:
-            return next(self.chunks()).x[:0]
-        rows = torch.cat(parts)
-        out = torch.empty_like(rows)
-        out[torch.from_numpy(order)] = rows
-        return out
+    def _take_from(self, piece: int, index: Index) -> Tensor:
+        return table_to_tensor(self._scanner(piece).take(index), self.columns)
 
-    def _to_tensor(self, table: Any) -> Tensor:
+    def _scanner(self, piece: int, **options: Any) -> Any:
+        return self._fragments[piece].scanner(schema=self._schema, columns=self.columns, **options)
+
+
+class DatasetPool(PoolOfPieces):
+    """Numeric columns of a Ray Dataset, with rows indexed in the order of its blocks.
+
+    Pass a dataset that is materialised, or one whose blocks come in the same order each time: otherwise an
+    index cannot be traced back to its row.
+
+    Parameters
+    ----------
+    columns : names of the feature columns, in order; all numeric columns by default.
+    """
+
+    def __init__(self, dataset: Any, columns: Sequence[str] | None = None) -> None:
+        import pyarrow as pa
+
+        ray = import_ray()
+        self._tables = list(dataset.materialize().to_arrow_refs())
+        describe = ray.remote(num_cpus=0)(_describe)
+        described = ray.get([describe.remote(table) for table in self._tables])
+        schema = pa.unify_schemas(
+            [pa.schema([]), *(schema for _, schema in described)], promote_options="permissive"
+        )
+        self.columns = feature_columns(schema, columns, "the dataset")
+        self._schema = pa.schema([schema.field(name) for name in self.columns])
+        super().__init__([num_rows for num_rows, _ in described])
+        if len(self) == 0:
+            raise InputError("the dataset is empty")
+
+    def _piece_chunks(self, piece: int, start: int) -> Iterator[Chunk]:
+        yield Chunk(0, self._rows(piece))
+
+    def _take_from(self, piece: int, index: Index) -> Tensor:
+        return self._rows(piece)[index]
+
+    def _rows(self, piece: int) -> Tensor:
+        table = import_ray().get(self._tables[piece]).select(self.columns).cast(self._schema)
         return table_to_tensor(table, self.columns)
+
+
+def _describe(table: Any) -> tuple[int, Any]:
+    """Return the number of rows and the schema of an Arrow table, without the schema's metadata."""
+    return table.num_rows, table.schema.remove_metadata()
+
+
+def import_ray() -> Any:
+    """Import Ray, or raise with the command that installs it."""
+    try:
+        import ray
+    except ImportError:
+        message = 'a pool in shards needs Ray: pip install ".[ray]" in the folder of the clone'
+        raise InputError(message) from None
+    return ray
 
 
 def table_to_tensor(table: Any, columns: Sequence[str]) -> Tensor:
@@ -111,26 +129,21 @@ def table_to_tensor(table: Any, columns: Sequence[str]) -> Tensor:
     return as_float(np.stack([np.asarray(table.column(name)) for name in columns], axis=1))
 
 
-def numeric_columns(schema: Any) -> list[str]:
-    """Return the names of an Arrow schema's columns of numbers or booleans."""
-    import pyarrow as pa
+def feature_columns(schema: Any, columns: Sequence[str] | None, where: str) -> list[str]:
+    """Return the columns to read, by default all that are numeric; raise where one is missing or is not."""
+    from pyarrow import types
 
-    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
-    return [field.name for field in schema if any(is_kind(field.type) for is_kind in kinds)]
-
-
-def _feature_columns(path: Path, schema: Any, columns: Sequence[str] | None) -> list[str]:
-    """Return the columns to read, or raise where one is missing or not numeric."""
-    numeric = numeric_columns(schema)
-    chosen = list(numeric if columns is None else columns)
+    kinds = (types.is_integer, types.is_floating, types.is_boolean)
+    numeric = [field.name for field in schema if any(is_kind(field.type) for is_kind in kinds)]
+    chosen = numeric if columns is None else list(columns)
     there_are = f"it has {', '.join(schema.names)}"
     if not chosen:
-        raise InputError(f"{path} has no numeric column; {there_are}")
+        raise InputError(f"{where} has no numeric column; {there_are}")
     for name in chosen:
         if name not in schema.names:
-            raise InputError(f"{path} has no column {name!r}; {there_are}")
+            raise InputError(f"{where} has no column {name!r}; {there_are}")
         if name not in numeric:
-            raise InputError(f"column {name!r} of {path} holds {schema.field(name).type}, expected numbers")
+            raise InputError(f"column {name!r} of {where} holds {schema.field(name).type}, expected numbers")
     return chosen
 
 

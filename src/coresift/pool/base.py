@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -32,6 +34,50 @@ class Pool(Protocol):
 
 
 PoolLike: TypeAlias = "Pool | Tensor | npt.NDArray[Any] | str | Path"
+
+
+class PoolOfPieces(ABC):
+    """A pool of consecutive pieces, such as files, which are opened one at a time."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._starts = np.cumsum([0, *sizes], dtype=np.int64)
+
+    @abstractmethod
+    def _piece_chunks(self, piece: int, start: int) -> Iterator[Chunk]:
+        """Yield the chunks of a piece, counted from its start, beginning with the one of row ``start``."""
+
+    @abstractmethod
+    def _take_from(self, piece: int, index: Index) -> Tensor:
+        """Return the rows at the ascending ``index`` into a piece."""
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def chunks(self) -> Iterator[Chunk]:
+        return self.chunks_from(0)
+
+    def chunks_from(self, start: int) -> Iterator[Chunk]:
+        """Yield the chunks from the one that holds row ``start``; pieces before it are not read."""
+        for piece, (first, stop) in enumerate(pairwise(self._starts.tolist())):
+            if stop > max(start, first):
+                for chunk in self._piece_chunks(piece, max(start - first, 0)):
+                    yield Chunk(first + chunk.start, chunk.x)
+
+    def take(self, index: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
+        index = checked_index(index, len(self))
+        if len(index) == 0:
+            return next(self.chunks()).x[:0]
+        order = np.argsort(index, kind="stable")
+        ends = np.searchsorted(index[order], self._starts)
+        parts = [
+            self._take_from(piece, index[order[low:high]] - self._starts[piece])
+            for piece, (low, high) in enumerate(pairwise(ends))
+            if high > low
+        ]
+        rows = torch.cat(parts)
+        out = torch.empty_like(rows)
+        out[torch.from_numpy(order)] = rows
+        return out
 
 
 def blocks(pool: Pool, size: int = POOL_BLOCK) -> Iterator[Chunk]:

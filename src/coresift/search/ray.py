@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from coresift import limits
-from coresift.pool.dataset import import_ray
+from coresift.pool.arrow import import_ray
 from coresift.search.base import CentreDistances, CosineSearch, centre_distances, cosine_search
 from coresift.search.cpu import TIED
 from coresift.search.shards import Shards, Strategy, Summary, as_mask, as_tensor

@@ -20,7 +20,7 @@ from torch import Tensor
 from coresift.checks import check_integer
 from coresift.limits import POOL_BLOCK, SHARD_ATTEMPTS
 from coresift.pool import Part
-from coresift.pool.dataset import import_ray
+from coresift.pool.arrow import import_ray
 from coresift.posteriors.network import split_last_layer
 from coresift.search.cpu import VectorSearch
 from coresift.search.cpu_distances import VectorDistances

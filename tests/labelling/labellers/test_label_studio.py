@@ -38,10 +38,10 @@ from coresift.labelling.labellers.label_studio import (
     read_token,
     watch,
 )
-from coresift.labelling.labellers.label_studio.configuration import configuration, read_configuration
+from coresift.labelling.labellers.label_studio.connection import configuration, read_configuration
 from coresift.labelling.labellers.label_studio.fields import AnswerError, UnavailableError
+from coresift.labelling.labellers.label_studio.server import Patience
 from coresift.labelling.labellers.label_studio.tokens import servers_file
-from coresift.labelling.labellers.label_studio.transport import Patience
 from coresift.labelling.ledger import Ingested
 from coresift.labelling.pools import Reading
 from coresift.labelling.project import BusyError, NothingLeftError, Project, Request
@@ -203,7 +203,7 @@ def serving(
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
-    monkeypatch.setattr("coresift.labelling.labellers.label_studio.transport.time.sleep", waited.append)
+    monkeypatch.setattr("coresift.labelling.labellers.label_studio.server.time.sleep", waited.append)
     return waited
 
 

@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 from coresift.atomic import replacing, sync
@@ -74,18 +75,17 @@ def write_batch(
 def _batch_text(
     target: str, batch: Sequence[Chosen], described: Sequence[Mapping[str, str]], id_column: str | None
 ) -> str:
-    others = dict.fromkeys(name for columns in described for name in columns)
+    others = list(dict.fromkeys(name for columns in described for name in columns))
     taken = answer_columns(target, id_column)
     rank = free_names(["rank"], taken)["rank"]  # which may be the target, too
-    header = ["id", target, "skip", "who", rank, *free_names(others, {rank, *taken}).values()]
-    text = io.StringIO()
-    writer = csv.writer(text)  # ends lines as RFC 4180 has it, and so quotes both characters of a line's end
-    writer.writerow([guarded(name) for name in header])
+    rows = [["id", target, "skip", "who", rank, *free_names(others, {rank, *taken}).values()]]
     for item, columns in zip(batch, described, strict=True):
         if not is_writable(item.id):
             raise InputError(f"an item has the id {item.id!r}, which no CSV file can hold; rename it")
-        cells = [item.id, "", "", "", str(item.rank), *(columns.get(name, "") for name in others)]
-        writer.writerow([guarded(cell) for cell in cells])
+        rows.append([item.id, "", "", "", str(item.rank), *(columns.get(name, "") for name in others)])
+    text = io.StringIO()
+    # It ends lines as RFC 4180 has it, and so quotes both characters of a line's end.
+    csv.writer(text).writerows(map(guarded, row) for row in rows)
     return text.getvalue()
 
 
@@ -138,21 +138,21 @@ def read_answers(
     """
     table = _read_table(path, content, answer_parts(target, id_column))
     answered, ignored = _answered(table, classes)
-    names = _known_ids(table, [row for row, _ in answered], ids)
     allowed = None if classes is None else dict.fromkeys(classes)  # fast to look in, and in their order
-    answers: dict[str, tuple[Answer, int]] = {}
-    for (row, text), name in zip(answered, names, strict=True):
+    answers: dict[str, Answer] = {}
+    numbers: dict[str, int] = {}
+    for row, name in zip(answered, _known_ids(table, answered, ids), strict=True):
         where = table.where(row, "label")
-        label = _label(where, text, task, allowed) if text else None
-        at = _time(table.where(row, "at"), row.at) if row.at.strip() else None
-        answer = Answer(name, label, unguarded(row.who.strip()).strip() or None, at)
-        earlier, number = answers.setdefault(name, (answer, row.number))
+        label = _label(where, row.label, task, allowed) if row.label else None
+        at = _time(table.where(row, "at"), row.at) if row.at else None
+        answer = Answer(name, label, unguarded(row.who).strip() or None, at)
+        earlier, number = answers.setdefault(name, answer), numbers.setdefault(name, row.number)
         if earlier.label != label:
             said, says = ("skipped" if value is None else quoted(value) for value in (earlier.label, label))
             raise InputError(
                 f"{where}: {says} for id {quoted(name)}, but row {number} has {said}; keep one of the two"
             )
-    return [answer for answer, _ in answers.values()], ignored
+    return list(answers.values()), ignored
 
 
 def read_ids(path: Path, columns: Sequence[str]) -> list[str]:
@@ -162,21 +162,17 @@ def read_ids(path: Path, columns: Sequence[str]) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read ids from {path}: {error}") from None
     with long_cells():
-        for separator in SEPARATORS:
-            first, names = read_header(text, separator)
-            column = next((name for name in columns if name in names), None)
-            if column is not None:
-                ids = _column_of_ids(path, text, separator, first, names.index(column))
-                return [name for name in ids if name.strip()]
-    return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def _column_of_ids(path: Path, text: str, separator: str, first: int, column: int) -> list[str]:
-    try:
-        records = read_records(path, text, separator)[first:]
-    except InputError as error:
-        raise InputError(f"cannot read ids from {error}") from None
-    return [unguarded(cells[column]) for cells in records if len(cells) > column]
+        header = _find_header(text, columns)
+        if header is None:
+            return [line.strip() for line in text.splitlines() if line.strip()]
+        separator, first, names = header
+        try:
+            records = read_records(path, text, separator)[first:]
+        except InputError as error:
+            raise InputError(f"cannot read ids from {error}") from None
+    column = next(names.index(name) for name in columns if name in names)
+    ids = [unguarded(cells[column]) for cells in records if len(cells) > column]
+    return [name for name in ids if name.strip()]
 
 
 def answer_parts(target: str, id_column: str | None = None) -> dict[str, tuple[str, ...]]:
@@ -185,24 +181,19 @@ def answer_parts(target: str, id_column: str | None = None) -> dict[str, tuple[s
     The pool's own name for the ids comes before ``id``: a file made from the pool may have both, and a batch
     has an ``id`` only. A name that an export has for something else comes after it.
     """
-    parts = {
-        "id": ("id",),
-        "label": (target.strip(), "label"),
-        "skip": ("skip",),
-        "who": ("who", "annotator"),
-        "at": ("at", "completed_at"),
-    }
-    if any(target.strip() in names for part, names in parts.items() if part != "label"):
+    target, own = target.strip(), (id_column or "").strip()
+    parts = {"id": ("id",), "skip": ("skip",), "who": ("who", "annotator"), "at": ("at", "completed_at")}
+    if target in chain(*parts.values()):
         raise InputError(f"the target cannot be named {target!r}, which is a column of its own; rename it")
-    own = (id_column or "").strip()
-    if own and not any(own in names for names in parts.values()):
+    parts["label"] = (target, "label")
+    if own and own not in chain(*parts.values()):
         parts["id"] = ("id", own) if own in RESERVED else (own, "id")
     return parts
 
 
 def answer_columns(target: str, id_column: str | None = None) -> set[str]:
     """The names of all columns that may be read as a part of an answer."""
-    return {name for names in answer_parts(target, id_column).values() for name in names}
+    return set(chain(*answer_parts(target, id_column).values()))
 
 
 def free_names(names: Iterable[str], taken: Collection[str]) -> dict[str, str]:
@@ -219,9 +210,9 @@ def free_names(names: Iterable[str], taken: Collection[str]) -> dict[str, str]:
     return free
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Row:
-    """One row of a file, as it is written there, and its number in a spreadsheet."""
+    """One row of a file, and its number in a spreadsheet; spaces are stripped, but not from the id."""
 
     number: int
     id: str
@@ -231,8 +222,8 @@ class _Row:
     at: str = ""
 
     @property
-    def skipped(self) -> bool:
-        return self.skip.strip().lower() not in _NOT_SKIPPED
+    def is_skipped(self) -> bool:
+        return self.skip.lower() not in _NOT_SKIPPED
 
 
 @dataclass(frozen=True)
@@ -250,34 +241,37 @@ class _Table:
 def _read_table(path: Path, content: bytes, parts: Mapping[str, Sequence[str]]) -> _Table:
     with long_cells():
         text = decode(path, content)
-        separator, first, header = _fitting_header(text, parts)
+        header = _find_header(text, parts["id"], parts["label"])
+        separator, first, names = header or (",", *read_header(text, ","))
         records = read_records(path, text, separator)
-    table = _Table(path, _columns(path, first, header, parts), [])
-    indices = {part: header.index(name) for part, name in table.columns.items()}
+    table = _Table(path, _columns(path, first, names, parts), [])
+    indices = {part: names.index(name) for part, name in table.columns.items()}
+    least = 1 + max(indices["id"], indices["label"])
     for number, cells in enumerate(records[first:], first + 1):
         if not any(map(str.strip, cells)):
             continue
         # Spreadsheets may leave out empty cells at the end of a row, but a row without an end was cut off.
-        is_cut = number == len(records) and not text.endswith(("\n", "\r")) and len(cells) < len(header)
-        is_short = len(cells) <= max(indices["id"], indices["label"])
-        if is_cut or is_short or any(map(str.strip, cells[len(header) :])):
+        is_cut = number == len(records) and not text.endswith(("\n", "\r"))
+        if len(cells) < (len(names) if is_cut else least) or any(map(str.strip, cells[len(names) :])):
             raise InputError(
-                f"{path}, row {number}: the header has {len(header)} cells, this row {len(cells)}; quote a "
+                f"{path}, row {number}: the header has {len(names)} cells, this row {len(cells)}; quote a "
                 f"cell that holds {separator!r} or a new line, and see that the file is whole"
             )
-        row = _Row(number, **{part: cells[index] for part, index in indices.items() if index < len(cells)})
-        if not row.id.strip():
+        held = {part: cells[index].strip() for part, index in indices.items() if index < len(cells)}
+        row = _Row(number, **{**held, "id": cells[indices["id"]]})
+        if not held["id"]:
             raise InputError(f"{table.where(row, 'id')}: it is empty; fill it in or drop the row")
         table.rows.append(row)
     return table
 
 
-def _fitting_header(text: str, parts: Mapping[str, Sequence[str]]) -> tuple[str, int, list[str]]:
-    """The separator that splits the header into an id and a label, its row and its names; else for commas."""
-    headers = [(separator, *read_header(text, separator)) for separator in SEPARATORS]
-    needed = (parts["id"], parts["label"])
-    fitting = (header for header in headers if all(not set(known).isdisjoint(header[2]) for known in needed))
-    return next(fitting, headers[0])
+def _find_header(text: str, *needed: Sequence[str]) -> tuple[str, int, list[str]] | None:
+    """Find the separator that splits the header into names with one of each kind; with its row and names."""
+    for separator in SEPARATORS:
+        row, names = read_header(text, separator)
+        if all(not set(known).isdisjoint(names) for known in needed):
+            return separator, row, names
+    return None
 
 
 def _columns(path: Path, row: int, header: list[str], parts: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -286,32 +280,31 @@ def _columns(path: Path, row: int, header: list[str], parts: Mapping[str, Sequen
     expected = f"the first row should name the columns {wanted['id']} and {wanted['label']}"
     if not header:
         raise InputError(f"{path}, row 1: the file is empty; {expected}")
-    names = {part: next((name for name in known if name in header), None) for part, known in parts.items()}
+    there = {part: [name for name in known if name in header] for part, known in parts.items()}
     for part, words in wanted.items():
-        if names[part] is None:
+        if not there[part]:
             seen = quoted(", ".join(header))
             raise InputError(f"{path}, row {row}: no column {words}, only {seen}; {expected}")
-    columns = {part: name for part, name in names.items() if name is not None}
+    columns = {part: names[0] for part, names in there.items() if names}
     for name in columns.values():
         if header.count(name) > 1:
             raise InputError(f"{path}, row {row}: {header.count(name)} columns are named {name!r}; keep one")
     return columns
 
 
-def _answered(table: _Table, classes: Sequence[str] | None) -> tuple[list[tuple[_Row, str]], int]:
-    """The rows with an answer and their labels, "" where skipped; and how many have a word for no label."""
+def _answered(table: _Table, classes: Sequence[str] | None) -> tuple[list[_Row], int]:
+    """The rows with an answer, and how many others have a word for no label."""
     answered, ignored = [], 0
     for row in table.rows:
-        text = row.label.strip()
-        if text and not is_label(text, classes):
-            text, ignored = "", ignored + (not row.skipped)
-        if row.skipped and text:
-            raise InputError(
-                f"{table.where(row, 'label')}: {quoted(text)}, but the row is marked to skip; clear one of "
-                "the two"
-            )
-        if row.skipped or text:
-            answered.append((row, text))
+        if row.label and not is_label(row.label, classes):
+            row.label = ""
+            ignored += not row.is_skipped
+        if row.is_skipped and row.label:
+            where = table.where(row, "label")
+            marked = "but the row is marked to skip; clear one of the two"
+            raise InputError(f"{where}: {quoted(row.label)}, {marked}")
+        if row.is_skipped or row.label:
+            answered.append(row)
     return answered, ignored
 
 
@@ -319,15 +312,15 @@ def _known_ids(
     table: _Table, rows: Sequence[_Row], ids: Callable[[Sequence[str]], Sequence[bool]]
 ) -> list[str]:
     """The id of each row as the project knows it; one that is not known as it is written is trimmed."""
-    exact = [unguarded(row.id) for row in rows]
-    names = [
-        name if known else unguarded(row.id.strip()).strip()
-        for row, name, known in zip(rows, exact, ids(exact), strict=True)
-    ]
+    names = [unguarded(row.id) for row in rows]
+    for index, known in enumerate(ids(names)):
+        if not known:
+            names[index] = unguarded(rows[index].id.strip()).strip()
     unknown = [index for index, known in enumerate(ids(names)) if not known]
     if unknown:
         first, *others = (quoted(names[index]) for index in unknown[:5])
-        more, listed = len(unknown) - 1, ", ".join([*others, *(["..."] if len(unknown) > 5 else [])])
+        more = len(unknown) - 1
+        listed = ", ".join([*others, "..."] if more > 4 else others)
         nor = f", nor are {more} more of {len(rows)} answers ({listed})" if more else ""
         raise InputError(
             f"{table.where(rows[unknown[0]], 'id')}: {first} is not in the project{nor}; "
@@ -352,7 +345,7 @@ def _label(where: str, text: str, task: Task, classes: Collection[str] | None) -
 
 def _time(where: str, text: str) -> str:
     try:
-        time = datetime.fromisoformat(text.strip())
+        time = datetime.fromisoformat(text)
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
     except (ValueError, OverflowError):
         raise InputError(f"{where}: {quoted(text)} is not a time; write it as 2030-01-31T15:00Z") from None

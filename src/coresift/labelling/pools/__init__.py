@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from coresift.labelling.pools.arrays import ArrayItems
+from coresift.labelling.pools.arrow import TableFile
 from coresift.labelling.pools.base import Block, ItemPool, Reading
 from coresift.labelling.pools.csv_file import CsvFile
 from coresift.labelling.pools.images import ImageFolder
 from coresift.labelling.pools.parquet_file import ParquetFile
-from coresift.labelling.pools.table_file import TableFile
 from coresift.labelling.pools.tables import TablePool
 from coresift.labelling.pools.texts import TextPool
 from coresift.types import InputError
@@ -26,11 +26,9 @@ def open_pool(reading: Reading) -> ItemPool:
     """Open the file or folder at ``reading.path``, and check its names, ids, costs and groups."""
     path = Path(reading.path).absolute()
     reading = replace(reading, path=str(path))
-    if path.is_dir():
-        return ImageFolder(reading)
     if not path.exists():
         raise InputError(f"there is no file or folder {path}")
-    opener = _OPENERS.get(path.suffix.lower())
+    opener = ImageFolder if path.is_dir() else _OPENERS.get(path.suffix.lower())
     if opener is None:
         raise InputError(
             f"cannot read {path}: its name should end in .csv, .parquet or .npy, or be a folder of images"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from coresift import limits
 from coresift.labelling.pools.base import Block, ItemPool, Positions, Reading, check_numbers, refuse_columns
@@ -28,8 +29,6 @@ class ArrayItems(ItemPool):
         self._rows: npt.NDArray[Any] = np.asanyarray(open_npy(path).rows)
         self._file_size = path.stat().st_size
         width = int(np.prod(self._rows.shape[1:]))
-        if width == 0:
-            raise InputError(f"{path} holds an array of shape {self._rows.shape}, without any number")
         self.numbers = [str(column) for column in range(width)]
         self.block_size = min(limits.POOL_BLOCK, max(1, limits.ITEM_NUMBERS // width))
 
@@ -45,17 +44,14 @@ class ArrayItems(ItemPool):
 
     def describe(self, positions: Positions) -> list[dict[str, str]]:
         self._check_size()
-        rows = (
-            self._rows[row].reshape(-1)[: limits.SHOWN_NUMBERS] for row in checked_index(positions, len(self))
-        )
-        return [{str(column): str(number) for column, number in enumerate(row)} for row in rows]
+        rows = self._rows[checked_index(positions, len(self))].reshape(len(positions), -1)
+        shown = rows[:, : limits.SHOWN_NUMBERS]
+        return [dict(zip(self.numbers, map(str, row), strict=False)) for row in shown]
 
     def own_columns(self, *, as_text: bool) -> Iterator[dict[str, Any]]:
-        import pyarrow as pa
-
         for block in self.blocks():
-            columns = zip(self.numbers, block.numbers.T, strict=True)
-            yield {name: pa.array(numbers, from_pandas=True) for name, numbers in columns}
+            columns = [pa.array(numbers, from_pandas=True) for numbers in block.numbers.T]
+            yield dict(zip(self.numbers, columns, strict=True))
 
     def _check_size(self) -> None:
         """Raise where the file was cut short: reading a memory map beyond its file kills the program."""

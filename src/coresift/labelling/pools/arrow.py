@@ -1,39 +1,115 @@
-"""Turn columns of Arrow into texts, numbers and dates."""
+"""Read tables with Arrow piece by piece, and turn their columns into texts and numbers."""
 
 from __future__ import annotations
 
+import csv
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import types
 
-from coresift.types import Floats
+from coresift import limits
+from coresift.types import Floats, Index, InputError
 
-# The kinds of columns to learn from.
-USABLE = ("number", "date", "category")
+# The kinds of columns to learn from. A column without any value may as well hold numbers.
+USABLE = {
+    "number": (types.is_integer, types.is_floating, types.is_decimal, types.is_null),
+    "date": (types.is_timestamp, types.is_date),
+    "category": (types.is_string, types.is_large_string, types.is_boolean),
+}
 # What Arrow raises for a date that Python cannot hold, or in a time zone that is not known.
 NO_TEXT = (OverflowError, ValueError)
-# Steps that rewrite 3.1.2024, with or without a time after it, as 2024-01-03.
-_DAY_FIRST = (
-    (r"^(\d)\.", r"0\1."),
-    (r"^(\d\d)\.(\d)\.", r"\1.0\2."),
-    (r"^(\d\d)\.(\d\d)\.(\d{4})\b", r"\3-\2-\1"),
-)
+
+
+class TableFile(ABC):
+    """A table in a file, which may be larger than memory.
+
+    Attributes
+    ----------
+    columns : the names of its columns, without an index that pandas wrote.
+    kinds : the kind of each column, an index included; see `column_kind`.
+    num_rows : above zero.
+    with_commas : columns of text where all values are numbers, some with a comma, and an example of each.
+    """
+
+    columns: list[str]
+    kinds: dict[str, str]
+    num_rows: int
+    with_commas: dict[str, str]
+
+    @abstractmethod
+    def rows(
+        self, names: Sequence[str], *, as_text: bool, wanted: Index | None = None
+    ) -> Iterator[tuple[Index, Any]]:
+        """Read row numbers and record batches of these columns, of all rows or of the ascending ``wanted``.
+
+        ``as_text`` gives what is written in the file, where "NA" may be a name; otherwise it is a missing
+        value.
+        """
+
+    def texts(
+        self, names: Sequence[str], wanted: Index | None = None
+    ) -> Iterator[tuple[Index, list[list[str | None]]]]:
+        """Read row numbers and what is written in each of the columns; see `rows`."""
+        # Asked for no column, the CSV reader would give all.
+        for rows, batch in self.rows(names, as_text=True, wanted=wanted) if names else ():
+            try:
+                columns = [as_texts(batch.column(name)) for name in names]
+            except NO_TEXT:
+                self.check_dates(names)
+                raise
+            yield rows, columns
+
+    def typed(self, batch: Any) -> Any:
+        """A record batch that was read as text, with columns of numbers as numbers."""
+        return batch
+
+    def check_dates(self, names: Sequence[str]) -> None:
+        """Raise for a date in these columns that cannot be shown to people; see `as_texts`."""
+        return
+
+
+def pick(
+    batches: Any, start: int, wanted: Index | None, block: int = limits.POOL_BLOCK
+) -> Iterator[tuple[Index, Any]]:
+    """Cut ``batches`` from row ``start`` on into blocks, and keep the ``wanted`` rows of each."""
+    last = math.inf if wanted is None else wanted.max(initial=-1)
+    for batch in batches:
+        stop = start + len(batch)
+        kept = np.arange(start, stop) if wanted is None else wanted[(wanted >= start) & (wanted < stop)]
+        for first in range(0, len(kept), block):
+            rows = kept[first : first + block]
+            yield rows, batch.slice(first, block) if wanted is None else batch.take(rows - start)
+        start = stop
+        if start > last:
+            return
+
+
+@contextmanager
+def explained(path: Path, names: Sequence[str] = ()) -> Iterator[None]:
+    """Turn errors of readers into ours, in one line, with rows and columns as we count and name them."""
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, csv.Error) as error:
+        message = str(error).splitlines()[0]
+        # Arrow counts lines, with the header as 1, and so do we.
+        message = message.replace("Row #", "row ")
+        message = re.sub(r"In CSV column #(\d+)", lambda match: f"column {names[int(match[1])]!r}", message)
+        advice = "; save the table in UTF-8" if "UTF8" in message else ""
+        raise InputError(f"cannot read {path}: {message}{advice}") from None
 
 
 def column_kind(type: Any) -> str:
     """The kind of a column with an Arrow type: one of `USABLE`, or what else it holds in words."""
-    from pyarrow import types
-
-    if types.is_dictionary(type):
-        type = type.value_type
-    # A column without any value may as well hold numbers.
-    if any(fits(type) for fits in (types.is_integer, types.is_floating, types.is_decimal, types.is_null)):
-        return "number"
-    if types.is_timestamp(type) or types.is_date(type):
-        return "date"
-    if types.is_string(type) or types.is_large_string(type) or types.is_boolean(type):
-        return "category"
-    return str(type)
+    type = type.value_type if types.is_dictionary(type) else type
+    return next((kind for kind, tests in USABLE.items() if any(test(type) for test in tests)), str(type))
 
 
 def as_texts(column: Any) -> list[str | None]:
@@ -41,95 +117,30 @@ def as_texts(column: Any) -> list[str | None]:
 
     Raises one of `NO_TEXT` for a date outside Python's range or in an unknown time zone.
     """
-    import pyarrow as pa
-
-    column = _decoded(column)
-    if pa.types.is_floating(column.type):
+    column = decoded(column)
+    if types.is_floating(column.type):
         numbers = column.to_numpy(zero_copy_only=False)
         # NumPy writes the 0.1 of single precision as 0.1; for double precision Python is faster.
         values = map(str, numbers.tolist() if numbers.dtype == np.float64 else numbers)
         return [None if value == "nan" else value for value in values]
-    if pa.types.is_timestamp(column.type):
+    if types.is_timestamp(column.type):
         # Python's times have no nanoseconds.
         column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
     return [None if value is None else str(value) for value in column.to_pylist()]
 
 
-def has_text(column: Any) -> bool:
-    """Tell whether `as_texts` can show an Arrow array."""
-    try:
-        as_texts(column)
-    except NO_TEXT:
-        return False
-    return True
-
-
-def extremes(dates: Any) -> Any:
-    """The first and the last date of an Arrow array."""
-    import pyarrow as pa
-    import pyarrow.compute as compute
-
-    dates = _decoded(dates)
-    return pa.array(compute.call_function("min_max", [dates]).values(), dates.type)
-
-
 def as_numbers(column: Any) -> Floats:
     """(n,) the values of an Arrow array of numbers or dates, which become days since 1970."""
-    import pyarrow as pa
-
-    column = _decoded(column)
-    date = column_kind(column.type) == "date"
-    if date:
+    column = decoded(column)
+    is_date = column_kind(column.type) == "date"
+    if is_date:
         unit = pa.timestamp("us", getattr(column.type, "tz", None))
         column = column.cast(unit, safe=False).cast(pa.int64())
     # Not safe: integers above 2^53 are rounded.
     numbers: Floats = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    return numbers / 86_400e6 if date else numbers
+    return numbers / 86_400e6 if is_date else numbers
 
 
-def parsed(column: Any, type: Any) -> Any:
-    """Parse text as ``type``, ignoring spaces around it; dates may have the day first, with dots."""
-    import pyarrow as pa
-    import pyarrow.compute as compute
-
-    try:
-        return column.cast(type)
-    except pa.ArrowInvalid:
-        column = compute.call_function("utf8_trim_whitespace", [column])
-    if pa.types.is_timestamp(type):
-        for pattern, replacement in _DAY_FIRST:
-            column = compute.replace_substring_regex(column, pattern=pattern, replacement=replacement)
-    return column.cast(type)
-
-
-def fits(column: Any, type: Any) -> bool:
-    """Tell whether all texts of a column can be `parsed` as ``type``."""
-    import pyarrow as pa
-
-    try:
-        parsed(column, type)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def all_match(column: Any, pattern: str) -> bool:
-    """Tell whether all texts that are not missing match a pattern."""
-    import pyarrow.compute as compute
-
-    return compute.all(compute.match_substring_regex(column, pattern=pattern), min_count=0).as_py() is True
-
-
-def first_with_comma(column: Any) -> str | None:
-    """The first text that has a comma in it."""
-    import pyarrow.compute as compute
-
-    texts = column.filter(compute.match_substring(column, pattern=","))
-    return str(texts[0]) if len(texts) else None
-
-
-def _decoded(column: Any) -> Any:
+def decoded(column: Any) -> Any:
     """A column of Arrow's dictionary type as its values."""
-    import pyarrow as pa
-
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    return column.dictionary_decode() if types.is_dictionary(column.type) else column

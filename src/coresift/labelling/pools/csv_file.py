@@ -5,42 +5,54 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, tee
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as compute
+import pyarrow.csv
+
 from coresift import limits
 from coresift.labelling.cells import SEPARATORS
-from coresift.labelling.pools.arrow import all_match, column_kind, first_with_comma, fits, parsed
-from coresift.labelling.pools.table_file import TableFile, explained, pick
+from coresift.labelling.pools.arrow import TableFile, column_kind, explained, pick
 from coresift.reading import check_header
 from coresift.types import Index, InputError
 
 # Matches numbers, also with a decimal comma or commas between thousands.
 _WITH_COMMAS = r"^\s*[+-]?[0-9][0-9.,]*\s*$"
+# Steps that rewrite 3.1.2024, with or without a time after it, as 2024-01-03.
+_DAY_FIRST = (
+    (r"^(\d)\.", r"0\1."),
+    (r"^(\d\d)\.(\d)\.", r"\1.0\2."),
+    (r"^(\d\d)\.(\d\d)\.(\d{4})\b", r"\3-\2-\1"),
+)
 
 
-@dataclass
 class _ColumnTypes:
     """What a column may hold, judging from the texts seen so far.
 
     Attributes
     ----------
-    fitting : the Arrow types that fit all of them, best first; of a column of text, none.
+    fitting : the Arrow types that fit all of them, best first; of a column of text, none but text.
     numeric : whether they all look like numbers, perhaps with commas.
     with_comma : an example of one with a comma.
     """
 
-    fitting: list[Any]
-    numeric: bool
-    with_comma: str | None = None
+    def __init__(self, is_text: bool) -> None:
+        types = [pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.string()]
+        self.fitting = types[-1:] if is_text else types
+        self.numeric = not is_text
+        self.with_comma: str | None = None
 
     def see(self, column: Any) -> None:
-        self.fitting = [type for type in self.fitting if fits(column, type)]
-        self.numeric = self.numeric and all_match(column, _WITH_COMMAS)
+        self.fitting = [type for type in self.fitting if _fits(column, type)]
+        if self.numeric:
+            matches = compute.match_substring_regex(column, pattern=_WITH_COMMAS)
+            self.numeric = compute.all(matches, min_count=0).as_py() is True
         if self.numeric and self.with_comma is None:
-            self.with_comma = first_with_comma(column)
+            with_comma = column.filter(compute.match_substring(column, pattern=","))
+            self.with_comma = with_comma[0].as_py() if len(with_comma) else None
 
 
 class CsvFile(TableFile):
@@ -62,9 +74,7 @@ class CsvFile(TableFile):
                 seen = self._see_all(text, threads=False)
         if self.num_rows == 0:
             raise InputError(f"{path} has a header and no rows; a pool needs items")
-        import pyarrow as pa
-
-        self._types = {name: (column.fitting or [pa.string()])[0] for name, column in seen.items()}
+        self._types = {name: column.fitting[0] for name, column in seen.items()}
         self.kinds = {name: column_kind(type) for name, type in self._types.items()}
         self.with_commas = {
             name: column.with_comma for name, column in seen.items() if column.numeric and column.with_comma
@@ -72,62 +82,69 @@ class CsvFile(TableFile):
 
     def _see_all(self, text: str | None, threads: bool = True) -> dict[str, _ColumnTypes]:
         """Read all rows, count them, and find what each column may hold."""
-        import pyarrow as pa
-
-        types = pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC")
-        seen = {
-            name: _ColumnTypes([] if name == text else list(types), name != text) for name in self.columns
-        }
+        seen = {name: _ColumnTypes(is_text=name == text) for name in self.columns}
         self.num_rows = 0
-        for batch in self._open(self.columns, threads):
+        for batch in self._open(self.columns, threads=threads):
             self.num_rows += len(batch)
             for name, column in zip(self.columns, batch.columns, strict=True):
                 seen[name].see(column)
         return seen
 
-    def _open(self, names: Sequence[str], threads: bool = True, **options: Any) -> Any:
-        import pyarrow as pa
-        import pyarrow.csv
-
-        # As text, since the reader would take the types of its first piece for those of the file.
-        options["column_types"] = dict.fromkeys(names, pa.string())
+    def _open(self, names: Sequence[str], as_text: bool = False, threads: bool = True) -> Any:
+        # Text at first, since the reader would take the types of its first piece for those of the file.
+        columns = pa.csv.ConvertOptions(
+            include_columns=names,
+            column_types=dict.fromkeys(names, pa.string()),
+            strings_can_be_null=True,
+            null_values=[""] if as_text else None,
+        )
         return pa.csv.open_csv(
             self._path,
             pa.csv.ReadOptions(use_threads=threads, block_size=limits.CSV_BYTES),
             pa.csv.ParseOptions(delimiter=self._separator, newlines_in_values=True),
-            pa.csv.ConvertOptions(include_columns=names, strings_can_be_null=True, **options),
+            columns,
         )
 
     def rows(
         self, names: Sequence[str], *, as_text: bool, wanted: Index | None = None
     ) -> Iterator[tuple[Index, Any]]:
-        import pyarrow as pa
-
         with explained(self._path, self.columns):
-            if as_text:
-                yield from pick(self._open(names, null_values=[""]), 0, wanted, self._block)
-                return
-            for rows, batch in pick(self._open(names), 0, wanted, self._block):
-                columns = [parsed(batch.column(name), self._types[name]) for name in names]
-                yield rows, pa.record_batch(columns, names)
+            for rows, batch in pick(self._open(names, as_text), 0, wanted, self._block):
+                if not as_text:
+                    columns = [_parsed(batch.column(name), self._types[name]) for name in names]
+                    batch = pa.record_batch(columns, names)
+                yield rows, batch
 
     def typed(self, batch: Any) -> Any:
-        import pyarrow as pa
-
-        names = batch.schema.names
-        columns = [self._numbers(batch.column(name), name) for name in names]
+        words = pa.array(pa.csv.ConvertOptions().null_values)  # that are missing values, such as NA
+        names, columns = batch.schema.names, batch.columns
+        for number, (name, column) in enumerate(zip(names, columns, strict=True)):
+            if self.kinds[name] == "number":
+                is_missing = compute.is_in(column, value_set=words)
+                known = compute.if_else(is_missing, pa.scalar(None, column.type), column)
+                columns[number] = _parsed(known, self._types[name])
         return pa.record_batch(columns, names)
 
-    def _numbers(self, column: Any, name: str) -> Any:
-        """A column of numbers as such, without words that the CSV reader takes for missing values."""
-        import pyarrow as pa
-        import pyarrow.compute as compute
-        import pyarrow.csv
 
-        if self.kinds[name] != "number":
-            return column
-        missing = compute.is_in(column, value_set=pa.array(pa.csv.ConvertOptions().null_values))
-        return parsed(compute.if_else(missing, pa.scalar(None, column.type), column), self._types[name])
+def _parsed(column: Any, type: Any) -> Any:
+    """Parse text as ``type``, ignoring spaces around it; dates may have the day first, with dots."""
+    try:
+        return column.cast(type)
+    except pa.ArrowInvalid:
+        column = compute.utf8_trim_whitespace(column)
+    if pa.types.is_timestamp(type):
+        for pattern, replacement in _DAY_FIRST:
+            column = compute.replace_substring_regex(column, pattern=pattern, replacement=replacement)
+    return column.cast(type)
+
+
+def _fits(column: Any, type: Any) -> bool:
+    """Tell whether all texts of a column can be parsed as ``type``."""
+    try:
+        _parsed(column, type)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _header(path: Path) -> tuple[str, list[str]]:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from coresift import limits
+from coresift.labelling.cells import is_writable
 from coresift.labelling.pools.base import Block, ItemPool, Positions, Reading, refuse_columns
 from coresift.pool import checked_index
 from coresift.types import Index, InputError
@@ -27,18 +29,16 @@ class ImageFolder(ItemPool):
     def __init__(self, reading: Reading) -> None:
         refuse_columns(reading, "a folder of images")
         self.reading = reading
-        folder = Path(reading.path)
-        names = _image_names(folder)
+        names = _image_names(Path(reading.path))
         self._ids = sorted(set(names) - set(reading.skip))
-        if names and not self._ids:
-            raise InputError(f"{folder} holds {len(names)} images, and none of them can be read")
+        if not names:
+            endings = ", ".join(SUFFIXES)
+            raise InputError(f"{reading.path} holds no image; their names should end in {endings}")
         if not self._ids:
-            raise InputError(f"{folder} holds no image; their names should end in {', '.join(SUFFIXES)}")
+            raise InputError(f"{reading.path} holds {len(names)} images, and none of them can be read")
         for name in self._ids:
-            try:
-                name.encode()
-            except UnicodeEncodeError:  # the name is not UTF-8, and no table or page could hold it
-                raise InputError(f"{folder} holds an image named {name!a}; give it a name in UTF-8") from None
+            if not is_writable(name):  # it is not UTF-8, and no table or page could hold it
+                raise InputError(f"{reading.path} holds an image named {name!a}; give it a name in UTF-8")
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -46,19 +46,20 @@ class ImageFolder(ItemPool):
     def ids(self) -> list[str]:
         return list(self._ids)
 
+    def _files(self, positions: Positions) -> list[Path]:
+        return [Path(self.reading.path, self._ids[position]) for position in positions]
+
     def take(self, positions: Index) -> Block:
-        images = [Path(self.reading.path, self._ids[position]) for position in positions]
-        return Block(np.empty((len(images), 0)), np.empty((len(images), 0), dtype=object), images=images)
+        count = len(positions)
+        return Block(np.empty((count, 0)), np.empty((count, 0), dtype=object), images=self._files(positions))
 
     def describe(self, positions: Positions) -> list[dict[str, str]]:
-        return [{"image": str(file)} for file in self.take(checked_index(positions, len(self))).images]
+        return [{"image": str(file)} for file in self._files(checked_index(positions, len(self)))]
 
     def own_columns(self, *, as_text: bool) -> Iterator[dict[str, Any]]:
-        import pyarrow as pa
-
-        files = [str(file) for file in self.take(np.arange(len(self))).images]
-        for start in range(0, len(files), limits.POOL_BLOCK):
-            yield {"image": pa.array(files[start : start + limits.POOL_BLOCK])}
+        for start in range(0, len(self), limits.POOL_BLOCK):
+            files = self._files(range(start, min(start + limits.POOL_BLOCK, len(self))))
+            yield {"image": pa.array(map(str, files))}
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
@@ -70,9 +71,6 @@ class ImageFolder(ItemPool):
 
 def _image_names(folder: Path) -> list[str]:
     """The paths of images in a folder, without hidden files: a Mac leaves some with names of images."""
-    files = (
-        file.relative_to(folder)
-        for file in folder.rglob("*")
-        if file.suffix.lower() in SUFFIXES and file.is_file()
-    )
-    return [file.as_posix() for file in files if not any(part.startswith(".") for part in file.parts)]
+    files = (file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    names = (file.relative_to(folder) for file in files)
+    return [name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)]

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.compute as compute
+import pyarrow.parquet
 
 from coresift import limits
-from coresift.labelling.pools.arrow import column_kind, extremes, has_text
+from coresift.labelling.pools.arrow import NO_TEXT, TableFile, as_texts, column_kind, decoded, explained, pick
 from coresift.labelling.pools.base import row_name
-from coresift.labelling.pools.table_file import TableFile, explained, pick
 from coresift.reading import check_header, without_index
 from coresift.types import Index, InputError
 
@@ -20,11 +21,9 @@ class ParquetFile(TableFile):
     """A Parquet file, read by its row groups."""
 
     def __init__(self, path: Path) -> None:
-        import pyarrow.parquet
-
         self._path = path
         with explained(path):
-            self._file = pyarrow.parquet.ParquetFile(path, buffer_size=limits.PARQUET_BYTES)
+            self._file = pa.parquet.ParquetFile(path, buffer_size=limits.PARQUET_BYTES)
             schema = self._file.schema_arrow
         check_header(path, schema.names)
         self.columns = without_index(path, schema.empty_table(), None).column_names
@@ -40,7 +39,7 @@ class ParquetFile(TableFile):
         start = 0
         for group in range(self._file.num_row_groups):
             stop = start + self._file.metadata.row_group(group).num_rows
-            if wanted is None or np.searchsorted(wanted, start) < np.searchsorted(wanted, stop):
+            if wanted is None or ((wanted >= start) & (wanted < stop)).any():
                 yield from self._group(group, start, names, wanted)
             start = stop
 
@@ -58,14 +57,24 @@ class ParquetFile(TableFile):
         dates = [name for name in names if self.kinds[name] == "date"]
         for rows, batch in self.rows(dates, as_text=True) if dates else ():
             for name in dates:
-                self._check_column(name, batch.column(name), rows)
+                self._check_column(name, decoded(batch.column(name)), rows)
 
     def _check_column(self, name: str, dates: Any, rows: Index) -> None:
-        if has_text(extremes(dates)):
+        first_and_last = pa.array(compute.min_max(dates).values(), dates.type)
+        if _has_text(first_and_last):
             return
-        row = next(row for row in range(len(dates)) if not has_text(dates.slice(row, 1)))
+        row = next(row for row in range(len(dates)) if not _has_text(dates.slice(row, 1)))
         where = row_name(self._path, int(rows[row]))
         raise InputError(
             f"{self._path} has a date in {where}, column {name!r}, that cannot be shown; "
             f"years go from 1 to 9999, and time zones have to be known ({dates.type}): correct it"
         )
+
+
+def _has_text(dates: Any) -> bool:
+    """Tell whether `as_texts` can show an Arrow array."""
+    try:
+        as_texts(dates)
+    except NO_TEXT:
+        return False
+    return True

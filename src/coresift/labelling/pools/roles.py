@@ -9,9 +9,8 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from coresift.labelling.labels import PLAIN_NUMBERS
-from coresift.labelling.pools.arrow import USABLE
+from coresift.labelling.pools.arrow import USABLE, TableFile
 from coresift.labelling.pools.base import Reading, row_name
-from coresift.labelling.pools.table_file import TableFile
 from coresift.types import InputError
 
 
@@ -127,16 +126,12 @@ def _check_features(reading: Reading, file: TableFile) -> None:
 
 def _split_names(text: str, columns: Collection[str]) -> Iterator[str]:
     """The columns in a list separated by commas; commas in the name of a column are part of it."""
-    parts, most = text.split(","), 1 + max(name.count(",") for name in columns)
-    while parts:
-        # The longest first, and first as it is written, since names may have spaces around them too.
-        joined = {end: ",".join(parts[:end]) for end in range(min(most, len(parts)), 0, -1)}
-        candidates = ((name, end) for end, whole in joined.items() for name in (whole, whole.strip()))
-        known = (candidate for candidate in candidates if candidate[0] in columns)
-        name, end = next(known, (parts[0].strip(), 1))
+    # The longest first, and first as it is written, since names may have spaces around them too.
+    known = "|".join(re.escape(name) for name in sorted(columns, key=len, reverse=True))
+    for match in re.finditer(rf"(?:\s*?({known})\s*|([^,]*))(?:,|$)", text):
+        name = match[1] or match[2].strip()
         if name:
             yield name
-        parts = parts[end:]
 
 
 def _nearest_name(name: str, columns: Sequence[str]) -> str | None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from coresift.labelling.pools.arrow import USABLE, as_numbers, as_texts
+from coresift.labelling.labels import is_number
+from coresift.labelling.pools.arrow import USABLE, TableFile, as_numbers, as_texts
 from coresift.labelling.pools.base import Block, ItemPool, Kind, Positions, Reading, check_numbers, row_name
 from coresift.labelling.pools.roles import column_values, settle, why_no_ids
-from coresift.labelling.pools.table_file import TableFile
 from coresift.pool import checked_index
-from coresift.reading import is_number
 from coresift.types import Floats, Index, InputError
 
 
@@ -22,27 +21,30 @@ class TablePool(ItemPool):
     kind: Kind = "table"
 
     def __init__(self, reading: Reading, file: TableFile) -> None:
-        named = reading.id is not None
+        is_id_named = reading.id is not None
         self._file = file
         self.reading = reading = settle(reading, file)
-        kinds = file.kinds
-        self.numbers = [name for name in reading.features if kinds[name] in ("number", "date")]
-        self.categories = [name for name in reading.features if kinds[name] == "category"]
+        kinds = {name: file.kinds[name] for name in reading.features}
+        self.numbers = [name for name, kind in kinds.items() if kind in ("number", "date")]
+        self.categories = [name for name, kind in kinds.items() if kind == "category"]
         # All in one go: reading a large file again costs seconds.
         roles = {reading.id, reading.target, reading.cost, reading.group}
-        columns = column_values(file, [name for name in kinds if name in roles])
+        columns = column_values(file, [name for name in file.kinds if name in roles])
         self._targets = columns.get(reading.target or "")
-        self._ids = None if reading.id is None else self._as_ids(columns[reading.id], named)
-        self._groups = None if reading.group is None else self._filled(reading.group, columns)
-        self._costs = None if reading.cost is None else self._as_costs(self._filled(reading.cost, columns))
+        self._ids = self._groups = self._costs = None
         if reading.id is not None:
+            self._ids = self._as_ids(columns[reading.id], is_id_named)
             self.named_by = f"column {reading.id!r}"
+        if reading.group is not None:
+            self._groups = self._filled(reading.group, columns)
+        if reading.cost is not None:
+            self._costs = self._as_costs(self._filled(reading.cost, columns))
 
     def __len__(self) -> int:
         return self._file.num_rows
 
     def ids(self) -> list[str]:
-        return super().ids() if self._ids is None else list(self._ids)
+        return list(self._ids or super().ids())
 
     def targets(self) -> list[str | None] | None:
         return self._targets
@@ -54,13 +56,13 @@ class TablePool(ItemPool):
         return self._groups
 
     def describe(self, positions: Positions) -> list[dict[str, str]]:
-        position = checked_index(positions, len(self))
         names = self._shown()
-        described: dict[int, dict[str, str]] = {}
-        for rows, columns in self._file.texts(names, np.unique(position)):
-            for row, values in zip(rows.tolist(), zip(*columns, strict=True), strict=True):
-                described[row] = {name: value or "" for name, value in zip(names, values, strict=True)}
-        return [dict(described.get(row, {})) for row in position.tolist()]
+        wanted, numbers = np.unique(checked_index(positions, len(self)), return_inverse=True)
+        described: list[dict[str, str]] = []
+        for _, columns in self._file.texts(names, wanted):
+            for values in zip(*columns, strict=True):
+                described.append({name: value or "" for name, value in zip(names, values, strict=True)})
+        return [dict(described[number]) for number in numbers]
 
     def check_writable(self) -> None:
         super().check_writable()
@@ -93,12 +95,12 @@ class TablePool(ItemPool):
 
     def _as_block(self, rows: Index, batch: Any) -> Block:
         numbers = np.empty((len(rows), len(self.numbers)))
-        for values, name in zip(numbers.T, self.numbers, strict=True):
-            values[:] = as_numbers(batch.column(name))
+        for column, name in enumerate(self.numbers):
+            numbers[:, column] = as_numbers(batch.column(name))
         check_numbers(self.reading.path, numbers, rows, self.numbers)
         categories = np.empty((len(rows), len(self.categories)), dtype=object)
-        for texts, name in zip(categories.T, self.categories, strict=True):
-            texts[:] = as_texts(batch.column(name))
+        for column, name in enumerate(self.categories):
+            categories[:, column] = as_texts(batch.column(name))
         return Block(numbers, categories)
 
     def _shown(self) -> list[str]:
@@ -106,41 +108,37 @@ class TablePool(ItemPool):
         known = {*self._file.columns, *self.reading.features} - {self.reading.id, self.reading.target}
         return [name for name, kind in self._file.kinds.items() if name in known and kind in USABLE]
 
-    def _as_ids(self, values: Sequence[str | None], named: bool) -> list[str]:
-        """The names of items in a column that somebody ``named``, or that is called "id".
+    def _as_ids(self, values: Sequence[str | None], is_named: bool) -> list[str]:
+        """The names of items in a column that somebody named, or that is called "id".
 
         The latter is binding too: with rows as names instead, labels that come with its ids would go to the
         rows of these numbers.
         """
         wrong = why_no_ids(values, self.reading.path)
         if wrong:
-            advice = "correct it, or name another column with --id"
-            if not named:
-                advice = (
-                    "name another column with --id, "
-                    "or rename this one to have items named by their row numbers"
-                )
-            raise InputError(
-                f"column {self.reading.id!r} of {self.reading.path} cannot name items "
-                f"since it {wrong}; {advice}"
+            advice = (
+                "name another column with --id, or rename this one to have items named by their row numbers"
             )
-        return [value for value in values if value is not None]
+            if is_named:
+                advice = "correct it, or name another column with --id"
+            raise InputError(
+                f"column {self.reading.id!r} of {self.reading.path} cannot name items since it {wrong}; "
+                + advice
+            )
+        return [str(value) for value in values]
 
-    def _filled(self, name: str, columns: dict[str, list[str | None]]) -> list[str]:
+    def _filled(self, name: str, columns: Mapping[str, Sequence[str | None]]) -> list[str]:
         """The values of a column that has to have one in every row."""
         values = columns[name]
         if None in values:
-            raise InputError(
-                f"{self.reading.path} holds nothing in {row_name(self.reading.path, values.index(None))}, "
-                f"column {name!r}; fill it in"
-            )
-        return [value for value in values if value is not None]
+            row = row_name(self.reading.path, values.index(None))
+            raise InputError(f"{self.reading.path} holds nothing in {row}, column {name!r}; fill it in")
+        return [str(value) for value in values]
 
     def _as_costs(self, texts: Sequence[str]) -> Floats:
-        costs = np.array([float(text) if is_number(text) else np.nan for text in texts])
-        wrong = ~((costs > 0) & (costs < np.inf))
-        if wrong.any():
-            row = int(wrong.argmax())
+        costs = np.array([float(text) if is_number(text) else 0.0 for text in texts])
+        if (costs <= 0).any():
+            row = int((costs <= 0).argmax())
             raise InputError(
                 f"{self.reading.path} holds {texts[row]!r} in {row_name(self.reading.path, row)}, column "
                 f"{self.reading.cost!r}; a cost is a number above zero"

@@ -5,24 +5,20 @@ What is asked for twice happens once: a task carries its item's id, and the task
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import html
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from coresift import limits
-from coresift.labelling.labellers.label_studio.annotations import (
-    Annotation,
-    expected_instead,
-    predicted_result,
-    shown_data,
-)
-from coresift.labelling.labellers.label_studio.configuration import LabellingProject
-from coresift.labelling.labellers.label_studio.connection import SEEN, Connection
-from coresift.labelling.labellers.label_studio.fields import AnswerError, on_one_line, time_of
-from coresift.labelling.labellers.label_studio.fields import field as field_of
-from coresift.labelling.labellers.label_studio.server import LabelStudio, task_filter
+from coresift.labelling.labellers.label_studio.connection import CONTROLS, SEEN, Connection, LabellingProject
+from coresift.labelling.labellers.label_studio.fields import CONTROL, AnswerError, field, on_one_line, time_of
+from coresift.labelling.labellers.label_studio.server import LabelStudio
+from coresift.labelling.labels import is_label, is_number, plain_class
 from coresift.labelling.records import Answer, Chosen
 
 MODEL_VERSION = "coresift"
@@ -98,13 +94,13 @@ class LabelStudioLabeller:
 
     def _tasks_there(self) -> tuple[set[str], int]:
         """The ids of items that have a task, and the last place in the queue."""
-        ours = task_filter("data.coresift_project", "equal", "String", self._connection.key)
+        ours = _task_filter("data.coresift_project", "equal", "String", self._connection.key)
         there, last = set(), 0
         for task in self._server.tasks(self._connection.project_id, ours, include="id,data"):
-            data = field_of(task, "data", dict)
+            data = field(task, "data", dict)
             if data.get("coresift_project") == self._connection.key:
-                there.add(field_of(data, "coresift_id", str))
-                last = max(last, min(field_of(data, "coresift_order", int), 2**53))
+                there.add(field(data, "coresift_id", str))
+                last = max(last, min(field(data, "coresift_order", int), 2**53))
         return there, last
 
     def _tasks(self, items: Sequence[Chosen], first: int) -> Iterator[dict[str, Any]]:
@@ -116,10 +112,10 @@ class LabelStudioLabeller:
             predictions = project.predictions(positions)
         described = zip(items, project.describe(positions), predictions, strict=True)
         for order, (item, columns, prediction) in enumerate(described, first):
-            data = shown_data(connection, self._server, project.kind, columns)
+            data = _shown_data(connection, self._server, project.kind, columns)
             data |= {"coresift_project": connection.key, "coresift_id": item.id}
             data |= {"coresift_rank": item.rank, "coresift_order": order}
-            result = predicted_result(connection, prediction)
+            result = _predicted_result(connection, prediction)
             # The score is the place in the queue and nothing else: the lowest is served first.
             predicted = {"model_version": MODEL_VERSION, "score": order, "result": result}
             yield {"data": data, "predictions": [predicted]}
@@ -130,19 +126,19 @@ class LabelStudioLabeller:
         Of several annotations of an item, the latest that is not a skip counts.
         """
         seen = self._seen()
-        look = _Look(self._project, self._connection, latest=seen)
+        look = _Look(self._project, self._connection, seen)
         changed = []
         if seen:
             # With a Z: other ways to write the zone are an error of the server.
             after = f"{seen - OVERLAP:%Y-%m-%dT%H:%M:%S.%fZ}"
             # Not by the time of completion: a skipped task has none, and a correction leaves it as it was.
-            changed.append(task_filter("updated_at", "greater", "Datetime", after))
+            changed.append(_task_filter("updated_at", "greater", "Datetime", after))
         for task in self._server.tasks(self._connection.project_id, *changed, fields="all"):
             look.read(task)
         answers = look.answers()
         counts = add(answers).counts() if answers else {}
         # What could not be read is looked at again. A time to come would hide all that is annotated before.
-        if look.latest and look.latest != seen and not look.odd:
+        if look.latest and look.latest != seen and not look.is_odd:
             self._project.remember(SEEN, min(look.latest, datetime.now(UTC)).isoformat())
         return Pulled(**counts, foreign=look.foreign, unusable=tuple(look.unusable))
 
@@ -154,7 +150,11 @@ class LabelStudioLabeller:
             return None
 
 
-@dataclass
+def _task_filter(column: str, operator: str, type: str, value: str) -> dict[str, str]:
+    """A condition on tasks, as their list on the server takes it; see `LabelStudio.tasks`."""
+    return {"filter": f"filter:tasks:{column}", "operator": operator, "type": type, "value": value}
+
+
 class _Look:
     """What one look at the tasks of a server finds.
 
@@ -164,36 +164,34 @@ class _Look:
     annotations : the one that counts for each item.
     foreign : annotated tasks of other projects.
     unusable : complaints, for people.
-    odd : whether a task could not be read.
+    is_odd : whether a task could not be read.
     """
 
-    project: LabellingProject
-    connection: Connection
-    latest: datetime | None
-    annotations: dict[str, Annotation] = field(default_factory=dict)
-    foreign: int = 0
-    unusable: list[str] = field(default_factory=list)
-    odd: bool = False
+    def __init__(self, project: LabellingProject, connection: Connection, latest: datetime | None) -> None:
+        self.project, self.connection, self.latest = project, connection, latest
+        self.annotations: dict[str, _Annotation] = {}
+        self.foreign, self.is_odd = 0, False
+        self.unusable: list[str] = []
 
     def read(self, task: Any) -> None:
-        data, annotations = field_of(task, "data", dict), field_of(task, "annotations", list)
+        data, annotations = field(task, "data", dict), field(task, "annotations", list)
         if data.get("coresift_project") != self.connection.key:
             self.foreign += bool(annotations)
         elif annotations:
             try:
                 self._read_ours(data, annotations)
             except (AnswerError, UnicodeEncodeError) as error:
-                self.odd = True
+                self.is_odd = True
                 self.unusable.append(f"task {on_one_line(repr(task.get('id')))}: {error}")
         if task.get("updated_at"):
             self.latest = max(filter(None, (self.latest, time_of(task))))
 
     def _read_ours(self, data: Any, annotations: Sequence[Any]) -> None:
-        id_ = field_of(data, "coresift_id", str)
+        id_ = field(data, "coresift_id", str)
         if not self.project.are_items([id_])[0]:
             raise AnswerError(f"there is no item {on_one_line(repr(id_))} in the pool")
         for sent in annotations:
-            annotation = Annotation.read(self.connection, sent)
+            annotation = _Annotation.read(self.connection, sent)
             known = self.annotations.get(id_, annotation)
             self.annotations[id_] = max(known, annotation, key=lambda each: (each.finished, each.time))
 
@@ -201,10 +199,97 @@ class _Look:
         """The answers, without those that hold no label of the project."""
         answers = []
         for id_, given in self.annotations.items():
-            expected = expected_instead(self.project, given.label) if given.finished else None
+            expected = _expected_instead(self.project, given.label) if given.finished else None
             if expected:
                 label = on_one_line(repr(given.label))
                 self.unusable.append(f"item {id_!r} was labelled {label}, expected {expected}")
             else:
                 answers.append(Answer(id_, given.label, given.who, given.at))
         return answers
+
+
+@dataclass(frozen=True)
+class _Annotation:
+    """What one annotation says: a label, or, where it is not finished, that the item was skipped."""
+
+    finished: bool
+    time: datetime
+    at: str
+    label: str | None
+    who: str | None
+
+    @classmethod
+    def read(cls, connection: Connection, annotation: Any) -> _Annotation:
+        """Read an annotation as the server sent it."""
+        finished = not field(annotation, "was_cancelled", bool)
+        label = _label(connection, field(annotation, "result", list)) if finished else None
+        at = field(annotation, "updated_at", str)
+        return cls(finished, time_of(annotation), at, label, _who(annotation))
+
+
+def _expected_instead(project: LabellingProject, label: str | None) -> str | None:
+    """Say what a project expects instead of a label; ``None`` where it is fine."""
+    text = label or ""
+    if project.task == "regression":
+        fine, expected = is_number(text), "a number"
+    elif project.classes is not None:
+        fine, expected = text in project.classes, " or ".join(project.classes)
+    else:
+        is_short = len(text) <= limits.CLASS_CHARACTERS
+        fine, expected = is_short and is_label(text, None) and not CONTROL.search(text), "a class"
+    return None if fine else expected
+
+
+def _shown_data(
+    connection: Connection, server: LabelStudio, kind: str, columns: Mapping[str, str]
+) -> dict[str, Any]:
+    """What the labelling configuration shows of an item, by variable."""
+    whole = "\n".join(value if len(columns) == 1 else f"{name}: {value}" for name, value in columns.items())
+    data: dict[str, Any] = {}
+    for variable, tag in connection.shows.items():
+        data[variable] = columns.get(variable, whole)
+        if tag == "Image" and kind == "images":
+            data[variable] = server.upload(connection.project_id, Path(columns["image"]))
+        elif tag == "Table":
+            # A list, because the names of an object would be sorted.
+            data[variable] = [{"column": name, "value": value} for name, value in columns.items()]
+        elif tag == "HyperText":
+            data[variable] = html.escape(data[variable]).replace("\n", "<br>")
+    return data
+
+
+def _predicted_result(connection: Connection, prediction: tuple[str, float] | None) -> list[dict[str, Any]]:
+    """A predicted label, as Label Studio writes it."""
+    if prediction is None:
+        return []
+    label, kind = prediction[0], connection.kind
+    value = float(label) if kind == "Number" else [label.split(" / ") if kind == "Taxonomy" else label]
+    names = {"from_name": connection.control, "to_name": connection.item}
+    return [{**names, "type": kind.lower(), "value": {CONTROLS[kind]: value}}]
+
+
+def _label(connection: Connection, result: Sequence[Any]) -> str | None:
+    """The one label in an annotation; ``None`` where there is none, or several."""
+    rows = [field({"result": row}, "result", dict) for row in result]
+    ours = [row for row in rows if row.get("from_name") == connection.control]
+    if len(ours) != 1:
+        return None
+    entries = _as_list(field(ours[0], "value", dict).get(CONTROLS[connection.kind]))
+    path = _as_list(entries[0]) if len(entries) == 1 else [None]
+    if not all(isinstance(step, str | int | float) for step in path):
+        return None
+    return plain_class(" / ".join(map(str, path)).strip()) or None
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _who(annotation: Mapping[str, Any]) -> str | None:
+    """The address of the person who annotated, or else their number."""
+    # "First Last first@example.org, 1"; only the end is searched, since a long text would take for ever
+    address = re.search(r"(\S+@\S+), \d+$", str(annotation.get("created_username"))[-400:])
+    if address:
+        return on_one_line(address[1])
+    by = annotation.get("completed_by")
+    return str(by) if isinstance(by, int) else None

@@ -8,33 +8,46 @@ import re
 import stat
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from coresift.types import InputError
 
 TOKEN = "LABEL_STUDIO_API_KEY"  # the environment variable, as Label Studio's own library names it
 
 
+def is_plain(text: str) -> bool:
+    """Tell whether a text is printable ASCII without spaces, as tokens are: a header can carry it."""
+    return re.fullmatch(r"[!-~]+", text) is not None
+
+
 def check_url(url: str, allow_http: bool) -> tuple[str, bool]:
     """Check the url of a server; return it as it is used, and whether it is on this machine."""
     try:
         parts = urlsplit(url.strip())
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        # Letters of other scripts may look like these; a host that has some is written as xn--...
-        plain = re.fullmatch(r"[!-~]+", parts.geturl())
+        is_server = _is_server(parts)
     except ValueError:
-        good = False
-    if not good or not plain or parts.query or parts.fragment or "@" in parts.netloc:
+        is_server = False
+    if not is_server:
         raise InputError("expected a server's url, such as https://labels.example.org, without user or query")
-    try:
-        loopback = ipaddress.ip_address(parts.hostname or "").is_loopback
-    except ValueError:
-        loopback = parts.hostname == "localhost"
+    plain, loopback = parts.geturl(), _is_loopback(parts.hostname or "")
     if parts.scheme == "http" and not loopback and not allow_http:
-        raise InputError(
-            f"{parts.geturl()} would show the token to anyone on the way; use https, or allow http"
-        )
-    return parts.geturl().rstrip("/"), loopback
+        raise InputError(f"{plain} would show the token to anyone on the way; use https, or allow http")
+    return plain.rstrip("/"), loopback
+
+
+def _is_server(parts: SplitResult) -> bool:
+    has_host = bool(parts.scheme in ("http", "https") and parts.hostname and parts.port != 0)
+    # Letters of other scripts may look like these; a host that has some is written as xn--...
+    return (
+        has_host and is_plain(parts.geturl()) and not (parts.query or parts.fragment or "@" in parts.netloc)
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def read_token(path: Path | None = None) -> str:
