@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,12 +32,7 @@ def open_image(path: Path) -> PIL.Image.Image:
     return image
 
 
-def is_number(text: str) -> bool:
-    """Tell whether a text can be read as a number.
-
-    >>> is_number("1.5e-3"), is_number("?")
-    (True, False)
-    """
+def _is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
@@ -46,34 +42,28 @@ def is_number(text: str) -> bool:
 
 def check_header(path: Path, names: Sequence[str]) -> None:
     """Raise where the column names are not a header, or do not identify the columns."""
-    _check_separator(path, names)
-    # Both tests are needed: 1.5e-3 is data with a letter in it, and "?" is data that is not a number.
-    letters = any(character.isalpha() for character in "".join(names))
-    if not letters or all(is_number(name) for name in names if name.strip()):
-        raise InputError(f"{path} has no header: its first line is {','.join(names)[:60]}; put names there")
-    unnamed = next((index for index, name in enumerate(names) if not name.strip()), None)
-    if unnamed is not None:
+    separator = re.search("[;\t]", names[0]) if len(names) == 1 else None
+    if separator and path.suffix.lower() == ".csv":
         raise InputError(
-            f"column {unnamed} of {path} has no name; if it is the index of a DataFrame, "
-            "write the file with index=False, otherwise name it"
+            f"{path} has one column, {names[0][:60]!r}: its separator seems to be {separator[0]!r}; "
+            "write it with commas"
         )
+    # Both tests are needed: 1.5e-3 is data with a letter in it, and "?" is data that is not a number.
+    has_letters = any(map(str.isalpha, "".join(names)))
+    if not has_letters or all(map(_is_number, filter(str.strip, names))):
+        raise InputError(f"{path} has no header: its first line is {','.join(names)[:60]}; put names there")
+    for index, name in enumerate(names):
+        if not name.strip():
+            raise InputError(
+                f"column {index} of {path} has no name; if it is the index of a DataFrame, "
+                "write the file with index=False, otherwise name it"
+            )
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise InputError(
             f"{path} has more than one column named {', '.join(map(repr, repeated))}; "
             "give each a name of its own or drop it"
         )
-
-
-def _check_separator(path: Path, names: Sequence[str]) -> None:
-    if len(names) > 1 or path.suffix.lower() != ".csv":
-        return
-    for separator in ";\t":
-        if separator in names[0]:
-            raise InputError(
-                f"{path} has one column, {names[0][:60]!r}: its separator seems to be {separator!r}; "
-                "write it with commas"
-            )
 
 
 def without_index(path: Path, table: Any, target: str | None) -> Any:

@@ -39,8 +39,7 @@ from coresift.labelling.labellers.label_studio import (
     watch,
 )
 from coresift.labelling.labellers.label_studio.connection import configuration, read_configuration
-from coresift.labelling.labellers.label_studio.fields import AnswerError, UnavailableError
-from coresift.labelling.labellers.label_studio.server import Patience
+from coresift.labelling.labellers.label_studio.server import AnswerError, Patience, UnavailableError
 from coresift.labelling.labellers.label_studio.tokens import servers_file
 from coresift.labelling.ledger import Ingested
 from coresift.labelling.pools import Reading

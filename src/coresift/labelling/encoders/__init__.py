@@ -13,12 +13,12 @@ import numpy as np
 
 from coresift import limits
 from coresift.atomic import replacing
-from coresift.labelling.encoders.base import Array, Encoder
+from coresift.labelling.encoders.base import Encoder
 from coresift.labelling.encoders.categories import CategoryEncoder
-from coresift.labelling.encoders.images import UnreadableImageError, decoded, image_encoder
+from coresift.labelling.encoders.images import LookEncoder, NetworkEncoder, UnreadableImageError, decoded
 from coresift.labelling.encoders.numbers import NumberEncoder
 from coresift.labelling.encoders.texts import text_encoder
-from coresift.labelling.pools.base import Block, ItemPool
+from coresift.labelling.pools.base import ItemPool
 from coresift.progress import progress_bar
 from coresift.reading import FORMATS
 from coresift.types import InputError
@@ -66,11 +66,11 @@ def broken_images(pool: ItemPool) -> list[str]:
     """Find the images of a pool that cannot be read, by their ids."""
     broken = []
     with progress_bar("looking for images that cannot be read", len(pool)) as advance:
-        for file in (file for block in pool.blocks() for file in block.images):
+        for position, name in enumerate(pool.ids()):
             try:
-                decoded([file])
+                decoded(pool.take(np.array([position])).images)
             except UnreadableImageError:
-                broken.append(file.relative_to(pool.reading.path).as_posix())
+                broken.append(name)
             advance(1)
     return broken
 
@@ -85,8 +85,10 @@ def _fit(pool: ItemPool, embedding: str | None, seed: int, sample_rows: int) -> 
         positions = np.sort(np.random.default_rng(seed).choice(len(pool), size, replace=False))
     sample = pool.take(positions)
     encoders: list[Encoder] = []
-    if pool.kind == "images":
-        encoders.append(image_encoder(sample.images, embedding, seed))
+    if pool.kind == "images" and embedding is None:
+        encoders.append(LookEncoder(sample.images, seed))
+    elif pool.kind == "images":
+        encoders.append(NetworkEncoder(sample.images, str(embedding)))
     if pool.kind == "text":
         encoders.append(text_encoder(sample.texts, str(pool.reading.text), embedding, seed))
     if pool.numbers:
@@ -101,7 +103,8 @@ def _write(pool: ItemPool, path: Path, encoders: list[Encoder]) -> FeatureFacts:
     num_features = rows = 0
     with replacing(path) as file, progress_bar("reading the pool", len(pool)) as advance:
         for block in pool.blocks():
-            features = _features(encoders, block)  # (n, d)
+            encoded = [encoder.encode(block) for encoder in encoders]
+            features = np.concatenate(encoded, axis=1, dtype=np.float32)  # (n, d)
             if rows == 0:
                 num_features = features.shape[1]
                 if num_features == 0:
@@ -116,10 +119,6 @@ def _write(pool: ItemPool, path: Path, encoders: list[Encoder]) -> FeatureFacts:
                 f"{pool.reading.path} had {len(pool)} items and now {rows}; leave it as it is meanwhile"
             )
     return FeatureFacts(num_features, about)
-
-
-def _features(encoders: list[Encoder], block: Block) -> Array:
-    return np.concatenate([encoder.encode(block) for encoder in encoders], axis=1, dtype=np.float32)
 
 
 def _unreadable(pool: ItemPool) -> str:

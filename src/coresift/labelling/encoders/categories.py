@@ -34,7 +34,16 @@ class CategoryEncoder:
         dated = _mostly(sample, distinct, lambda text: _DATE.match(text) is not None)
         sentences = _mostly(sample, distinct & (not has_text), lambda text: len(text.split()) > 2)
         self._kept = (counts > 1) & ~distinct
-        self.about = self._fit(sample) + _left_out(names, counts == 1, distinct, sentences, dated)
+        varied = hint = "text, with another value in most rows"
+        if sentences.any():
+            hint += f"; --text {shlex.quote(names[int(sentences.argmax())])} learns from its words"
+        self.about = (
+            self._fit(sample)
+            + left_out(names, counts == 1, "a single value")
+            + left_out(names, distinct & ~sentences & ~dated, varied)
+            + left_out(names, sentences, hint)
+            + left_out(names, dated, "dates have to be written as 2024-10-30 or 30.10.2024")
+        )
 
     def _fit(self, sample: npt.NDArray[np.object_]) -> str:
         """Fit to the columns that are kept, and say what becomes of them."""
@@ -72,23 +81,3 @@ def _mostly(
         for column, is_tested in zip(sample.T, tested, strict=True)
     ]
     return np.array(passed, dtype=bool)
-
-
-def _left_out(
-    names: Sequence[str],
-    constant: npt.NDArray[np.bool_],
-    distinct: npt.NDArray[np.bool_],
-    sentences: npt.NDArray[np.bool_],
-    dated: npt.NDArray[np.bool_],
-) -> str:
-    """Say which columns are left out and why, with a hint for sentences and for dates."""
-    varied = "text, with another value in most rows"
-    hint = ""
-    if sentences.any():
-        hint = f"{varied}; --text {shlex.quote(names[int(sentences.argmax())])} learns from its words"
-    return (
-        left_out(names, constant, "a single value")
-        + left_out(names, distinct & ~sentences & ~dated, varied)
-        + left_out(names, sentences, hint)
-        + left_out(names, dated, "dates have to be written as 2024-10-30 or 30.10.2024")
-    )

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from coresift import limits
-from coresift.labelling.encoders.base import Array, Encoder, Scale
+from coresift.labelling.encoders.base import Array, Scale
 from coresift.labelling.pools.base import Block
 from coresift.progress import progress_bar
 from coresift.reading import open_image
@@ -23,17 +23,10 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Pixels: TypeAlias = npt.NDArray[np.float32]
-# (n images) -> (n, d)
-See: TypeAlias = Callable[[Sequence[Path]], Array]
 
 
 class UnreadableImageError(InputError):
     """A file holds no image that Pillow can read."""
-
-
-def image_encoder(sample: Sequence[Path], embedding: str | None, seed: int) -> Encoder:
-    """Fit an encoder to a sample of images: the network ``embedding``, or else colours and edges."""
-    return LookEncoder(sample, seed) if embedding is None else NetworkEncoder(sample, embedding)
 
 
 class LookEncoder:
@@ -70,11 +63,10 @@ class NetworkEncoder:
         images = torch.from_numpy(decoded(files, self._side)).permute(0, 3, 1, 2)
         with torch.inference_mode():
             out = self._network(images.to(self._device))
+        shape = tuple(getattr(out, "shape", ())) or type(out).__name__
         if not isinstance(out, torch.Tensor) or out.shape[:-1] != (len(images),):
-            seen = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
-            raise InputError(
-                f"{self._name} made {seen} of images {tuple(images.shape)}, expected ({len(images)}, d)"
-            )
+            given, expected = tuple(images.shape), f"({len(images)}, d)"
+            raise InputError(f"{self._name} made {shape} of images {given}, expected {expected}")
         return out.float().cpu().numpy()
 
     def encode(self, block: Block) -> Array:
@@ -96,7 +88,7 @@ def _network(embedding: str) -> nn.Module:
     return network
 
 
-def _with_a_bar(see: See, sample: Sequence[Path]) -> Array:
+def _with_a_bar(see: Callable[[Sequence[Path]], Array], sample: Sequence[Path]) -> Array:
     """(n, d) what ``see`` makes of a sample of n images, some at a time."""
     blocks = []
     with progress_bar("looking at a sample of the images", len(sample)) as advance:

@@ -49,8 +49,6 @@ def write_batch(
     Parameters
     ----------
     path : ends in ``.csv``. A file there is replaced, as a whole or not at all.
-    target : the column to label.
-    batch : the items.
     described : for each item what helps to label it, by column.
     id_column : the pool's own name for the ids.
     commit : is called when all is written to the disk, just before the file takes its name. Where it raises
@@ -90,10 +88,7 @@ def _batch_text(
 
 
 def read_content(path: Path) -> bytes:
-    """Read a file with labels, once for all its uses.
-
-    A pipe gives nothing a second time, and a file may be saved again in between.
-    """
+    """Read a file with labels, once for all its uses: a pipe gives nothing a second time."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -126,8 +121,6 @@ def read_answers(
     Parameters
     ----------
     path, content : of the file; see `read_content`.
-    target : the column to label.
-    task : whether labels are numbers or classes.
     ids : tells for each id whether it is known.
     classes : the labels that are allowed; ``None`` for any.
     id_column : the pool's own name for the ids.
@@ -136,7 +129,7 @@ def read_answers(
     -------
     The answers, and how many rows were ignored for a word that stands for no label.
     """
-    table = _read_table(path, content, answer_parts(target, id_column))
+    table = _Table(path, content, answer_parts(target, id_column))
     answered, ignored = _answered(table, classes)
     allowed = None if classes is None else dict.fromkeys(classes)  # fast to look in, and in their order
     answers: dict[str, Answer] = {}
@@ -226,50 +219,45 @@ class _Row:
         return self.skip.lower() not in _NOT_SKIPPED
 
 
-@dataclass(frozen=True)
 class _Table:
     """The rows of a file that are not blank, and the names of the columns with the parts of an answer."""
 
-    path: Path
-    columns: Mapping[str, str]
-    rows: list[_Row]
+    def __init__(self, path: Path, content: bytes, parts: Mapping[str, Sequence[str]]) -> None:
+        with long_cells():
+            text = decode(path, content)
+            header = _find_header(text, parts["id"], parts["label"])
+            self._separator, first, self._header = header or (",", *read_header(text, ","))
+            records = read_records(path, text, self._separator)
+        self._path, self._columns = path, _columns(path, first, self._header, parts)
+        self._indices = {part: self._header.index(name) for part, name in self._columns.items()}
+        # Spreadsheets may leave out empty cells at the end of a row, but a row without an end was cut off.
+        self._last = None if text.endswith(("\n", "\r")) else len(records)
+        numbered = enumerate(records[first:], first + 1)
+        self.rows = [self._row(number, cells) for number, cells in numbered if any(map(str.strip, cells))]
 
     def where(self, row: _Row, part: str) -> str:
-        return f"{self.path}, row {row.number}, column {self.columns[part]!r}"
+        return f"{self._path}, row {row.number}, column {self._columns[part]!r}"
 
-
-def _read_table(path: Path, content: bytes, parts: Mapping[str, Sequence[str]]) -> _Table:
-    with long_cells():
-        text = decode(path, content)
-        header = _find_header(text, parts["id"], parts["label"])
-        separator, first, names = header or (",", *read_header(text, ","))
-        records = read_records(path, text, separator)
-    table = _Table(path, _columns(path, first, names, parts), [])
-    indices = {part: names.index(name) for part, name in table.columns.items()}
-    least = 1 + max(indices["id"], indices["label"])
-    for number, cells in enumerate(records[first:], first + 1):
-        if not any(map(str.strip, cells)):
-            continue
-        # Spreadsheets may leave out empty cells at the end of a row, but a row without an end was cut off.
-        is_cut = number == len(records) and not text.endswith(("\n", "\r"))
-        if len(cells) < (len(names) if is_cut else least) or any(map(str.strip, cells[len(names) :])):
+    def _row(self, number: int, cells: Sequence[str]) -> _Row:
+        width, indices = len(self._header), self._indices
+        least = width if number == self._last else 1 + max(indices["id"], indices["label"])
+        if len(cells) < least or any(map(str.strip, cells[width:])):
             raise InputError(
-                f"{path}, row {number}: the header has {len(names)} cells, this row {len(cells)}; quote a "
-                f"cell that holds {separator!r} or a new line, and see that the file is whole"
+                f"{self._path}, row {number}: the header has {width} cells, this row {len(cells)}; quote a "
+                f"cell that holds {self._separator!r} or a new line, and see that the file is whole"
             )
         held = {part: cells[index].strip() for part, index in indices.items() if index < len(cells)}
         row = _Row(number, **{**held, "id": cells[indices["id"]]})
         if not held["id"]:
-            raise InputError(f"{table.where(row, 'id')}: it is empty; fill it in or drop the row")
-        table.rows.append(row)
-    return table
+            raise InputError(f"{self.where(row, 'id')}: it is empty; fill it in or drop the row")
+        return row
 
 
 def _find_header(text: str, *needed: Sequence[str]) -> tuple[str, int, list[str]] | None:
     """Find the separator that splits the header into names with one of each kind; with its row and names."""
     for separator in SEPARATORS:
         row, names = read_header(text, separator)
-        if all(not set(known).isdisjoint(names) for known in needed):
+        if all(set(known).intersection(names) for known in needed):
             return separator, row, names
     return None
 

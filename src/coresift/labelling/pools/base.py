@@ -22,7 +22,7 @@ Positions: TypeAlias = Sequence[int] | Index
 
 @dataclass(frozen=True)
 class Reading:
-    """Say how a pool is read. All values are plain, so that a ledger can keep them as JSON.
+    """Say how a pool is read, in plain values that a ledger can keep as JSON.
 
     Attributes
     ----------
@@ -33,8 +33,7 @@ class Reading:
     features : the columns to learn from; by default all without another role. One text may name several,
         separated by commas.
     text : a column of text to learn from.
-    cost : the column with the cost of each label, a number above zero.
-    group : the column with the group of each item.
+    cost, group : the columns with the cost of each label, a number above zero, and the group of each item.
     skip : images of a folder to ignore, by their paths in it.
     """
 
@@ -75,7 +74,6 @@ class ItemPool(ABC):
     Attributes
     ----------
     reading : how the pool is read, with defaults filled in.
-    kind : the kind of items.
     named_by : what names the items, in words.
     block_size : how many items `blocks` reads at a time.
     numbers, categories : the names of these columns of a `Block`.

@@ -149,14 +149,8 @@ def _fits(column: Any, type: Any) -> bool:
 
 def _header(path: Path) -> tuple[str, list[str]]:
     """The separator of a file, and its columns: the most names that split no quoted name."""
-    split = {separator: _first_row(path, separator) for separator in SEPARATORS}
-
-    def rank(separator: str) -> tuple[bool, int]:
-        names, header = split[separator]
-        return _keeps_quoted(header, separator), len(names)
-
-    separator = max(SEPARATORS, key=rank)
-    names, _ = split[separator]
+    split = [(*_first_row(path, separator), separator) for separator in SEPARATORS]
+    _, _, names, separator = max(split, key=lambda row: row[:2])
     if not names:
         raise InputError(f"{path} is empty; its first line should name the columns")
     if {"\0", "\ufffd"} & set("".join(names)):
@@ -164,13 +158,14 @@ def _header(path: Path) -> tuple[str, list[str]]:
     return separator, names
 
 
-def _first_row(path: Path, separator: str) -> tuple[list[str], str]:
-    """The cells of the first row that is not blank, and the text that they were read from."""
+def _first_row(path: Path, separator: str) -> tuple[bool, int, list[str]]:
+    """The cells of the first row that is not blank, with whether quoted names are whole, and their number."""
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         lines, copies = tee(file)
         reader = csv.reader(lines, delimiter=separator)
         cells = next(filter(None, reader), [])
-        return cells, "".join(islice(copies, reader.line_num)).strip("\r\n")
+        header = "".join(islice(copies, reader.line_num)).strip("\r\n")
+    return _keeps_quoted(header, separator), len(cells), cells
 
 
 def _keeps_quoted(header: str, separator: str) -> bool:

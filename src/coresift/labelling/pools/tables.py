@@ -86,12 +86,9 @@ class TablePool(ItemPool):
         )
 
     def _blocks(self, wanted: Index | None) -> Iterator[Block]:
-        for rows, batch in self._file.rows(self._learned(), as_text=False, wanted=wanted):
+        names = [name for name in (*self.reading.features, self.reading.text) if name]
+        for rows, batch in self._file.rows(names, as_text=False, wanted=wanted):
             yield self._as_block(rows, batch)
-
-    def _learned(self) -> list[str]:
-        """The columns that a block is made of."""
-        return list(self.reading.features)
 
     def _as_block(self, rows: Index, batch: Any) -> Block:
         numbers = np.empty((len(rows), len(self.numbers)))

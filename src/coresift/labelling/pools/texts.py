@@ -16,9 +16,6 @@ class TextPool(TablePool):
 
     kind = "text"
 
-    def _learned(self) -> list[str]:
-        return [*self.reading.features, str(self.reading.text)]
-
     def _as_block(self, rows: Index, batch: Any) -> Block:
         texts = as_texts(batch.column(self.reading.text))
         return replace(super()._as_block(rows, batch), texts=[text or "" for text in texts])

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from xml.etree import ElementTree
 
-from coresift.labelling.labellers.label_studio.fields import AnswerError, field, on_one_line
-from coresift.labelling.labellers.label_studio.server import LabelStudio
+from coresift.labelling.labellers.label_studio.server import AnswerError, LabelStudio, field, on_one_line
 from coresift.labelling.labellers.label_studio.tokens import check_url, is_trusted, read_token, trust
 from coresift.labelling.records import Task
 from coresift.types import InputError

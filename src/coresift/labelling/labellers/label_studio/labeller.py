@@ -16,8 +16,14 @@ from typing import Any
 
 from coresift import limits
 from coresift.labelling.labellers.label_studio.connection import CONTROLS, SEEN, Connection, LabellingProject
-from coresift.labelling.labellers.label_studio.fields import CONTROL, AnswerError, field, on_one_line, time_of
-from coresift.labelling.labellers.label_studio.server import LabelStudio
+from coresift.labelling.labellers.label_studio.server import (
+    CONTROL,
+    AnswerError,
+    LabelStudio,
+    field,
+    on_one_line,
+    time_of,
+)
 from coresift.labelling.labels import is_label, is_number, plain_class
 from coresift.labelling.records import Answer, Chosen
 

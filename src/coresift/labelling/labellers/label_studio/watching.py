@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from coresift.labelling.labellers.label_studio.fields import AnswerError, UnavailableError
 from coresift.labelling.labellers.label_studio.labeller import LabelStudioLabeller, Pulled
+from coresift.labelling.labellers.label_studio.server import AnswerError, UnavailableError
 from coresift.labelling.records import Answer, Chosen
 from coresift.labelling.settings import NothingLeftError
 from coresift.labelling.storage import BusyError
@@ -45,42 +46,36 @@ def watch(
     """
     watched = _Watch(learner, labeller, report)
     stop = stop or threading.Event()
-    try:
+    with suppress(KeyboardInterrupt):  # what was cut short is made up for by the next look
         while not stop.is_set():
             try:
-                watched.look()
-                if watched.is_answered:
-                    if rounds is not None and watched.rounds >= rounds:
-                        return Watched(watched.rounds, "rounds")
+                if not watched.look():
+                    stop.wait(every)
+                elif rounds is not None and watched.rounds >= rounds:
+                    return Watched(watched.rounds, "rounds")
+                else:
                     watched.choose()
-                    continue
             except NothingLeftError:
                 return Watched(watched.rounds, "nothing left")
             except (UnavailableError, AnswerError, BusyError) as error:
                 report(f"{error}; waiting {every:g} s")
-            stop.wait(every)
-    except KeyboardInterrupt:
-        pass  # what was cut short is made up for by the next look
+                stop.wait(every)
     return Watched(watched.rounds, "stopped")
 
 
-@dataclass
 class _Watch:
-    """A labeller that reports what it does.
+    """A labeller that reports what it does, and counts batches that were seen answered in ``rounds``."""
 
-    Attributes
-    ----------
-    rounds : batches that were seen answered.
-    is_answered : whether the last look found nothing pending.
-    """
-
-    learner: Learner[Any, Chosen, Answer, Any]
-    labeller: LabelStudioLabeller
-    report: Callable[[str], None]
-    rounds: int = 0
-    is_answered: bool = False
-    _is_sent: bool = False
-    _told: set[str] = field(default_factory=set)
+    def __init__(
+        self,
+        learner: Learner[Any, Chosen, Answer, Any],
+        labeller: LabelStudioLabeller,
+        report: Callable[[str], None],
+    ) -> None:
+        self.learner, self.labeller, self.report = learner, labeller, report
+        self.rounds = 0
+        self._is_sent = False
+        self._told: set[str] = set()
 
     def ask(self, items: Sequence[Chosen], commit: Callable[[], None]) -> None:
         pushed = self.labeller.ask(items, commit)
@@ -95,8 +90,8 @@ class _Watch:
         self._told.update(pulled.unusable)
         return pulled
 
-    def look(self) -> None:
-        """Send what is pending and not there yet, collect answers, and count a batch that is complete."""
+    def look(self) -> bool:
+        """Send what is pending and not there yet, and collect answers; tell whether the batch is complete."""
         pending = self.learner.pending()
         if pending:
             self.ask(pending, lambda: None)
@@ -105,10 +100,10 @@ class _Watch:
         changed = pulled.new + pulled.corrected + pulled.skipped
         if changed:
             self.report(f"{changed} answers came in, {num_open} are open")
-        self.is_answered = num_open == 0
-        if self.is_answered:
+        if num_open == 0:
             self.rounds += self._is_sent
             self._is_sent = False
+        return num_open == 0
 
     def choose(self) -> None:
         """Choose the next batch and send it."""
