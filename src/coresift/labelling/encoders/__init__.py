@@ -44,8 +44,6 @@ def write_features(
 
     Parameters
     ----------
-    pool : the items.
-    path : of the file.
     embedding : for texts "minilm" or "tfidf", by default the first that is installed; for images
         "package.module:name", a `torch.nn.Module` or a function that returns one.
     seed : of the sample that the encoders are fitted to, and of their own random numbers.

@@ -16,14 +16,9 @@ from coresift.types import InputError
 
 
 def text_encoder(sample: Sequence[str], name: str, embedding: str | None, seed: int) -> Encoder:
-    """Fit the encoder that ``embedding`` names, by default the first that is installed.
+    """Fit the encoder that ``embedding`` names, "minilm" or "tfidf"; by default the first that is installed.
 
-    Parameters
-    ----------
-    sample : texts.
-    name : of their column.
-    embedding : "minilm" or "tfidf".
-    seed : of the random numbers.
+    ``name`` is that of the column of texts.
     """
     if embedding not in (None, "minilm", "tfidf"):
         raise InputError(f"embedding is {embedding!r}, expected 'minilm' or 'tfidf' for texts")

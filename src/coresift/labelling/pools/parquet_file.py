@@ -37,21 +37,15 @@ class ParquetFile(TableFile):
         self, names: Sequence[str], *, as_text: bool, wanted: Index | None = None
     ) -> Iterator[tuple[Index, Any]]:
         start = 0
-        for group in range(self._file.num_row_groups):
-            stop = start + self._file.metadata.row_group(group).num_rows
-            if wanted is None or ((wanted >= start) & (wanted < stop)).any():
-                yield from self._group(group, start, names, wanted)
-            start = stop
-
-    def _group(
-        self, group: int, start: int, names: Sequence[str], wanted: Index | None
-    ) -> Iterator[tuple[Index, Any]]:
-        """The rows of one row group, which begins at row ``start``."""
         with explained(self._path):
-            batches = self._file.iter_batches(limits.POOL_BLOCK, row_groups=[group], columns=list(names))
-            for rows, batch in pick(batches, start, wanted):
-                batch.validate(full=True)  # texts that are not UTF-8 would fail later
-                yield rows, batch
+            for group in range(self._file.num_row_groups):
+                stop = start + self._file.metadata.row_group(group).num_rows
+                if wanted is None or ((wanted >= start) & (wanted < stop)).any():
+                    batches = self._file.iter_batches(limits.POOL_BLOCK, [group], list(names))
+                    for rows, batch in pick(batches, start, wanted):
+                        batch.validate(full=True)  # texts that are not UTF-8 would fail later
+                        yield rows, batch
+                start = stop
 
     def check_dates(self, names: Sequence[str]) -> None:
         dates = [name for name in names if self.kinds[name] == "date"]

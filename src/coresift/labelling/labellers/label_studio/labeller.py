@@ -62,7 +62,6 @@ class LabelStudioLabeller:
     Parameters
     ----------
     project : the labelling project, which is connected to the server.
-    server : the Label Studio server.
     predicted : show people what the model predicts.
     chunk : tasks sent at a time.
     """
