@@ -5,7 +5,6 @@ Each kind of pool has a file of its own and implements `ItemPool`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,31 +25,21 @@ def open_pool(reading: Reading) -> ItemPool:
     """Open the file or folder at ``reading.path``, and check its names, ids, costs and groups."""
     path = Path(reading.path).absolute()
     reading = replace(reading, path=str(path))
+    if path.is_dir():
+        return ImageFolder(reading)
     if not path.exists():
         raise InputError(f"there is no file or folder {path}")
-    opener = ImageFolder if path.is_dir() else _OPENERS.get(path.suffix.lower())
-    if opener is None:
-        raise InputError(
-            f"cannot read {path}: its name should end in .csv, .parquet or .npy, or be a folder of images"
-        )
-    return opener(reading)
-
-
-def _open_csv(reading: Reading) -> ItemPool:
-    return _open_table(reading, CsvFile(Path(reading.path), reading.text))
-
-
-def _open_parquet(reading: Reading) -> ItemPool:
-    return _open_table(reading, ParquetFile(Path(reading.path)))
-
-
-def _open_table(reading: Reading, file: TableFile) -> ItemPool:
+    if path.suffix.lower() == ".npy":
+        return ArrayItems(reading)
+    file = _open_table(path, reading.text)
     return TablePool(reading, file) if reading.text is None else TextPool(reading, file)
 
 
-_OPENERS: dict[str, Callable[[Reading], ItemPool]] = {
-    ".csv": _open_csv,
-    ".parquet": _open_parquet,
-    ".pq": _open_parquet,
-    ".npy": ArrayItems,
-}
+def _open_table(path: Path, text: str | None) -> TableFile:
+    if path.suffix.lower() == ".csv":
+        return CsvFile(path, text)
+    if path.suffix.lower() in (".parquet", ".pq"):
+        return ParquetFile(path)
+    raise InputError(
+        f"cannot read {path}: its name should end in .csv, .parquet or .npy, or be a folder of images"
+    )
