@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ class _Look:
     Attributes
     ----------
     latest : the time of the latest change.
-    annotations : the one that counts for each item.
+    given : for each item the annotation that counts: whether it is no skip, its time, and what it answers.
     foreign : annotated tasks of other projects.
     unusable : complaints, for people.
     is_odd : whether a task could not be read.
@@ -174,7 +175,7 @@ class _Look:
 
     def __init__(self, project: LabellingProject, connection: Connection, latest: datetime | None) -> None:
         self.project, self.connection, self.latest = project, connection, latest
-        self.annotations: dict[str, _Annotation] = {}
+        self.given: dict[str, tuple[bool, datetime, Answer]] = {}
         self.foreign, self.is_odd = 0, False
         self.unusable: list[str] = []
 
@@ -196,40 +197,23 @@ class _Look:
         if not self.project.are_items([id_])[0]:
             raise AnswerError(f"there is no item {on_one_line(repr(id_))} in the pool")
         for sent in annotations:
-            annotation = _Annotation.read(self.connection, sent)
-            known = self.annotations.get(id_, annotation)
-            self.annotations[id_] = max(known, annotation, key=lambda each: (each.finished, each.time))
+            is_finished = not field(sent, "was_cancelled", bool)
+            label = _label(self.connection, field(sent, "result", list)) if is_finished else None
+            answer = Answer(id_, label, _who(sent), field(sent, "updated_at", str))
+            given = (is_finished, time_of(sent), answer)
+            self.given[id_] = max(self.given.get(id_, given), given, key=itemgetter(0, 1))
 
     def answers(self) -> list[Answer]:
         """The answers, without those that hold no label of the project."""
         answers = []
-        for id_, given in self.annotations.items():
-            expected = _expected_instead(self.project, given.label) if given.finished else None
+        for is_finished, _, answer in self.given.values():
+            expected = _expected_instead(self.project, answer.label) if is_finished else None
             if expected:
-                label = on_one_line(repr(given.label))
-                self.unusable.append(f"item {id_!r} was labelled {label}, expected {expected}")
+                label = on_one_line(repr(answer.label))
+                self.unusable.append(f"item {answer.id!r} was labelled {label}, expected {expected}")
             else:
-                answers.append(Answer(id_, given.label, given.who, given.at))
+                answers.append(answer)
         return answers
-
-
-@dataclass(frozen=True)
-class _Annotation:
-    """What one annotation says: a label, or, where it is not finished, that the item was skipped."""
-
-    finished: bool
-    time: datetime
-    at: str
-    label: str | None
-    who: str | None
-
-    @classmethod
-    def read(cls, connection: Connection, annotation: Any) -> _Annotation:
-        """Read an annotation as the server sent it."""
-        finished = not field(annotation, "was_cancelled", bool)
-        label = _label(connection, field(annotation, "result", list)) if finished else None
-        at = field(annotation, "updated_at", str)
-        return cls(finished, time_of(annotation), at, label, _who(annotation))
 
 
 def _expected_instead(project: LabellingProject, label: str | None) -> str | None:
