@@ -22,13 +22,13 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except InputError as error:
-            found = error
+            problem = error
         except OSError as error:
             if not is_full(error):
                 raise
-            found = cannot_write(error.filename or "a file", error)
-        typer.echo(f"coresift: {found}", err=True)
-        raise typer.Exit(found.exit_code)
+            problem = cannot_write(error.filename or "a file", error)
+        typer.echo(f"coresift: {problem}", err=True)
+        raise typer.Exit(problem.exit_code)
 
 
 app = typer.Typer(

@@ -125,9 +125,9 @@ def batch_map(
         path.parent.mkdir(parents=True, exist_ok=True)
         simulation = experiment.simulation(data, folder, device, workers=1)
         simulation.model.set_params(progress=True)  # the runner, which has a bar of its own, is not there
-        found = BatchMap.of(simulation, experiment.methods, budget)
-        found.save(path.with_suffix(".npz"))
-        save(found.picture(), path)
-        for name, value in found.spread.items():
+        batches = BatchMap.of(simulation, experiment.methods, budget)
+        batches.save(path.with_suffix(".npz"))
+        save(batches.picture(), path)
+        for name, value in batches.spread.items():
             typer.echo(f"{data} {name}: nearest-neighbour distance {value:.3f} times that of random batches")
         typer.echo(f"written to {path}")

@@ -91,8 +91,8 @@ def push(
 ) -> None:
     """Send the pending items as tasks, in the order of choice."""
     with _connected(project, token_file, trust_server) as (opened, labeller):
-        done = labeller.ask(opened.pending())
-    say(json, asdict(done), f"{done.sent} tasks sent, {done.present} were there already")
+        pushed = labeller.ask(opened.pending())
+    say(json, asdict(pushed), f"{pushed.sent} tasks sent, {pushed.present} were there already")
 
 
 @commands.command()
@@ -104,12 +104,12 @@ def pull(
 ) -> None:
     """Collect annotations."""
     with _connected(project, token_file, trust_server) as (opened, labeller):
-        found = labeller.collect(lambda answers: opened.add(answers, labeller.source))
+        pulled = labeller.collect(lambda answers: opened.add(answers, labeller.source))
     say(
         json,
-        asdict(found),
-        f"{found.new} new labels, {found.corrected} corrections, {found.skipped} skipped, {found.same} known",
-        *found.unusable,
+        asdict(pulled),
+        f"{pulled.new} new labels, {pulled.corrected} corrections, {pulled.skipped} skipped, {pulled.same} known",
+        *pulled.unusable,
     )
 
 
