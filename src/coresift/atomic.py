@@ -16,7 +16,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing that takes the name ``path`` at the end of the ``with`` block.
 
     Until then it has a random name in the same folder. It is written through to the disk before it is
-    renamed: whoever opens ``path`` sees the old content or the new one, even after a power cut. After an
+    renamed: a reader of ``path`` sees the old content or the new one, even after a power cut. After an
     error it is removed, and ``path`` is as it was. A file that is replaced keeps its mode. ``file.name``
     is for writers that want a path.
 

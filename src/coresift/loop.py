@@ -1,7 +1,7 @@
-"""The ring of active learning: fit, choose, look, ask, add.
+"""The active learning loop: fit, choose, measure, ask, add.
 
-A `Learner` fits a model and chooses, a `Labeller` answers, and `turn` takes both once around. Whatever turns
-here is one of these pairs: a simulated run and a table that has all labels (`coresift.bench.replay`), or a
+A `Learner` fits a model and chooses, a `Labeller` answers, and `turn` runs one round with both. There are
+two kinds of pairs: a simulated run and a table that has all labels (`coresift.bench.replay`), or a
 labelling project and files or a labelling server (`coresift.labelling`).
 """
 
@@ -20,14 +20,14 @@ Record = TypeVar("Record")
 
 
 class Labeller(Protocol[AskedItem, GivenAnswer]):
-    """Whoever knows the labels: a table, people with a CSV file, a labelling server, a page in the browser.
+    """The source of labels: a table, people with a CSV file, a labelling server, a page in the browser.
 
     A labeller is told what to ask, and hands over what was answered. It decides when each becomes durable,
     because only it knows when nothing can get lost on the way.
     """
 
     def ask(self, items: Sequence[AskedItem], commit: Callable[[], None]) -> Any:
-        """Put items before whoever labels them, in their order.
+        """Send items to the people who label them, in the order of choice.
 
         Items may be asked for again before they are answered, and must then not arrive twice.
 
@@ -46,7 +46,7 @@ class Labeller(Protocol[AskedItem, GivenAnswer]):
 
 
 class Learner(Protocol[Model, Item, TakenAnswer, Record]):
-    """Whoever wants labels: one simulated run, or a labelling project."""
+    """The learner that needs labels: one simulated run, or a labelling project."""
 
     def pending(self) -> Sequence[Item]:
         """Return the items that were asked for and have no answer yet."""
@@ -77,7 +77,7 @@ def ask_next(learner: Learner[Model, Item, Answer, Record], labeller: Labeller[I
 
 
 def turn(learner: Learner[Model, Item, Answer, Record], labeller: Labeller[Item, Answer]) -> None:
-    """Go once around the ring, or on with a turn whose answers are still to come.
+    """Run one round, or continue a round whose answers have not come in yet.
 
     Where items are pending, they are asked for again, and nothing is chosen.
     """

@@ -1,4 +1,4 @@
-"""Show that long work goes on: a bar on a terminal, a line now and then in a log."""
+"""Show the progress of long work: a bar on a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ STRATEGIES: dict[str, Strategy] = {
     "acs-centred-lcmd": Strategy(
         Likelihood(centred=True), LCMD(), "the same on centred likelihoods", **_STORED_LABELLED
     ),
-    "acs-norm": Strategy(_norm, TopB(), "the longest vectors of the likelihood space", streams=True),
+    "acs-norm": Strategy(_norm, TopB(), "the vectors of largest norm in the likelihood space", streams=True),
     "bald": Strategy(information_gain, TopB(), "most information about the model, point by point"),
     "power-bald": Strategy(information_gain, GumbelTopB("power"), "BALD, drawn in proportion"),
     "softmax-bald": Strategy(information_gain, GumbelTopB("softmax"), "BALD, drawn by its exponential"),
@@ -182,7 +182,7 @@ STRATEGIES: dict[str, Strategy] = {
         **_FEATURES,
     ),
     "k-medoids": Strategy(
-        features, KMedoids(), "middles of clusters of the model's features", streams=True, needs_model=False
+        features, KMedoids(), "centres of clusters of the model's features", streams=True, needs_model=False
     ),
     "lcmd": Strategy(
         features,

@@ -152,8 +152,8 @@ def _story(comparison: Comparison, curves: Figure, batches: Figure, distances: s
         ),
         html.Heading("Data and model"),
         "Data: UCI energy efficiency, 768 buildings, 8 inputs (Tsanas and Xifara, 2012; CC BY 4.0). A fifth "
-        "of the rows is the test set, another one for each split. Model: neural linear regression, a network "
-        "with two hidden layers of 30 units and exact Bayesian linear regression on its features, trained "
-        f"anew after every batch, for only {EPOCHS} epochs which takes less than a minute. The test set "
-        "is used only for the errors shown here.",
+        "of the rows is the test set, a different one for each split. Model: neural linear regression, a "
+        "network with two hidden layers of 30 units and exact Bayesian linear regression on its features, "
+        f"trained again after every batch, for only {EPOCHS} epochs so that the demonstration takes less "
+        "than a minute. The test set is used only for the errors shown here.",
     ]

@@ -104,12 +104,12 @@ def pull(
 ) -> None:
     """Collect annotations."""
     with _connected(project, token_file, trust_server) as (opened, labeller):
-        pulled = labeller.collect(lambda answers: opened.add(answers, labeller.source))
+        done = labeller.collect(lambda answers: opened.add(answers, labeller.source))
     say(
         json,
-        asdict(pulled),
-        f"{pulled.new} new labels, {pulled.corrected} corrections, {pulled.skipped} skipped, {pulled.same} known",
-        *pulled.unusable,
+        asdict(done),
+        f"{done.new} new labels, {done.corrected} corrections, {done.skipped} skipped, {done.same} known",
+        *done.unusable,
     )
 
 

@@ -46,7 +46,7 @@ class NeuralLinearClassifier(StackedClassifier):
     Parameters
     ----------
     network : the feature extractor: ``None`` for two layers of 30 units with batch norm, a module (used for
-        its layers; its weights are drawn anew), or a function from the number of columns or channels to a
+        its layers; its weights are drawn again), or a function from the number of columns or channels to a
         module.
     epochs, learning_rate, batch_size, weight_decay, schedule, least_steps : see `Trainer`; weight decay is
         for the extractor only, since the last layer has its prior, N(0, I).

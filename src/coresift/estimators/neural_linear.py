@@ -58,7 +58,7 @@ class NeuralLinearRegressor(NetworkRegressor, SeveralMembers):
     Parameters
     ----------
     network : the feature extractor: ``None`` for two layers of 30 units with batch norm, a module (used for
-        its layers; its weights are drawn anew), or a function from the number of inputs to a module.
+        its layers; its weights are drawn again), or a function from the number of inputs to a module.
     num_members : how many networks to train on the same labels, each from its own initial weights and in its
         own order. Their posteriors are mixed with equal weights: five predict better than one, and points
         are also chosen where they disagree.

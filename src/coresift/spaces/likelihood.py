@@ -132,7 +132,7 @@ def expected_log_likelihood(predictive: Distribution, conditional: Distribution,
     """Return (J, n) L_n(theta_j) = -KL(p(y | x_n, D0) || p(y | x_n, theta_j)), at most zero.
 
     Any pair known to `torch.distributions.kl_divergence` is exact; add a new pair with `register_kl`. For
-    other pairs the expectation is taken over outcomes drawn from the predictive, anew for each point, so that
+    other pairs the expectation is taken over outcomes drawn from the predictive, new for each point, so that
     duplicates have similar but not equal vectors. Classes and Gaussians are compared in float64.
 
     Parameters

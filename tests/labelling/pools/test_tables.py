@@ -104,10 +104,10 @@ BROKEN_TABLES: list[tuple[str | bytes, dict[str, Any], str]] = [
     (
         "id,x\na,2\n7,3\n7,3\n",
         {},
-        "column 'id' of .* cannot name items since it holds '7' in row 3 and row 4; "
+        "column 'id' of .* cannot be used as ids, because it holds '7' in row 3 and row 4; "
         "name another column with --id, or rename this one to have items named by their row numbers",
     ),
-    ("id,x\na,2\n ,3\n", {"target": "y"}, "column 'id' .* since it is empty in row 3; name another column"),
+    ("id,x\na,2\n ,3\n", {"target": "y"}, "column 'id' .* because it is empty in row 3; name another column"),
     ("x,c\n1,2\n1,0\n", {"cost": "c"}, "holds '0' in row 3, column 'c'; a cost is a number above zero"),
     ("x,c\n1,free\n", {"cost": "c"}, "holds 'free' in row 2, column 'c'"),
     ("x,g\n1,2\n1,\n", {"group": "g"}, "holds nothing in row 3, column 'g'"),

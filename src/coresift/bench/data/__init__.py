@@ -33,7 +33,7 @@ __all__ = [
 def load_energy() -> tuple[Floats, Floats]:
     """The UCI energy efficiency table: buildings (768, 8) and their heating loads (768,), in kWh/m2.
 
-    Names of the columns and the licence stand beside the data.
+    Names of the columns and the licence are next to the data.
 
     >>> x, y = load_energy()
     >>> x.shape, float(y.mean().round(3))

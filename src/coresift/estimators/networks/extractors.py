@@ -114,7 +114,7 @@ def new_network(network: Network, inputs: int, generator: torch.Generator) -> nn
 
 
 def _redrawn(network: nn.Module) -> nn.Module:
-    """Draw all weights again, but for frozen layers, which keep what they have learned."""
+    """Draw all weights again, except those of frozen layers."""
     for name, layer in network.named_modules():
         if is_frozen(layer):
             continue
@@ -124,7 +124,7 @@ def _redrawn(network: nn.Module) -> nn.Module:
         elif list(layer.parameters(recurse=False)):
             raise InputError(
                 f"layer {name!r} of the network, a {type(layer).__name__}, has no "
-                "reset_parameters to draw its weights anew; pass a function that makes the network instead"
+                "reset_parameters to draw its weights again; pass a function that makes the network instead"
             )
     return network
 

@@ -47,7 +47,7 @@ class Trainer:
     schedule : "cosine", or "one-cycle" for a rise over the first fifth of the epochs and a cosine after it,
         which allows a larger learning rate and needs fewer epochs. In one cycle labelled sets are split
         into mini-batches of equal size: a last one with few rows would be noise, also for batch norm.
-    least_steps : small sets are passed over more often than ``epochs``, until this many steps are made.
+    least_steps : for small sets, more epochs than ``epochs`` are run, until this many steps are made.
     progress : show a bar on a terminal once training has taken two seconds.
     """
 

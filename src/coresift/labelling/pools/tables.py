@@ -119,8 +119,8 @@ class TablePool(ItemPool):
             if is_named:
                 advice = "correct it, or name another column with --id"
             raise InputError(
-                f"column {self.reading.id!r} of {self.reading.path} cannot name items since it {wrong}; "
-                + advice
+                f"column {self.reading.id!r} of {self.reading.path} cannot be used as ids, because it "
+                f"{wrong}; {advice}"
             )
         return [str(value) for value in values]
 

@@ -201,7 +201,7 @@ class LabelStudio:
         self, method: str, path: str, headers: Mapping[str, str], content: Any, end: float
     ) -> tuple[httpx.Response, bytes] | str:
         """Send a request once; return the answer and its body, or say why there is none."""
-        # A timeout of the client is for one read: a byte now and then would keep it off for ever.
+        # A timeout of the client is for one read: a byte now and then would postpone it forever.
         timer = threading.Timer(max(0.0, end - time.monotonic()), self._hang_up)
         timer.daemon = True
         timer.start()

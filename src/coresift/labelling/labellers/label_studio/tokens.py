@@ -31,7 +31,7 @@ def check_url(url: str, allow_http: bool) -> tuple[str, bool]:
         raise InputError("expected a server's url, such as https://labels.example.org, without user or query")
     plain, loopback = parts.geturl(), _is_loopback(parts.hostname or "")
     if parts.scheme == "http" and not loopback and not allow_http:
-        raise InputError(f"{plain} would show the token to anyone on the way; use https, or allow http")
+        raise InputError(f"{plain} would show the token to anybody on the network; use https, or allow http")
     return plain.rstrip("/"), loopback
 
 
