@@ -30,11 +30,10 @@ MAPPED_NUMBERS = 2**20  # numbers of a block of points that is mapped, as a rule
 TRIAL_ROWS = 16  # rows passed to a function to count its numbers per row; one row would hide wrong shapes
 
 # --- spaces
-FEATURE_NUMBERS = 2**22  # numbers in a block of feature vectors that is read, at most
-PREDICTIVE_ROWS = 1024  # points whose predictions are mapped at a time, at most
+BLOCK_NUMBERS = 2**22  # numbers in a block of feature vectors or scored rows that is read, at most
+MAPPED_ROWS = 1024  # rows whose predictions or gradients are computed at a time, at most
 PROJECTED_WIDTH = 8192  # numbers of a point that are projected at a time
 NUM_OUTCOMES = 256  # outcomes drawn where a divergence has no formula; changes what is chosen
-GRADIENT_ROWS = 1024  # rows whose last-layer gradients are computed at a time
 PROBIT_TILE = 256  # pairs are computed in squares of this many points, whose temporaries stay in cache
 CLOSED_FORM_BYTES = 170  # memory of a point in a space of inner products, whose vectors are not stored
 BLOCK_OF_COLUMNS = 262144  # columns of a block in memory: what is computed from one stays in a cache
@@ -72,7 +71,6 @@ SHARD_ATTEMPTS = 4  # times that a shard of a cluster is built before its loss i
 # --- scores and selectors
 SHORTEST_RUN = 8  # steps looked ahead on a GPU, at least
 LONGEST_RUN = 512  # and at most
-SCORED_NUMBERS = 2**22  # numbers in a block of rows that is scored, at most
 BALD_NUMBERS = 2**24  # numbers that samples of a model return for a block of rows, at most
 BALD_FEWEST_ROWS, BALD_MOST_ROWS = 16, 1024  # rows of such a block
 PROBIT_NODES = 64  # nodes of the integral for probit regression

@@ -19,7 +19,7 @@ from coresift.search import cosine_search
 from coresift.selectors.base import Selector
 from coresift.spaces.base import Space
 from coresift.spaces.likelihood import expected_log_likelihood
-from coresift.types import InputError
+from coresift.types import Batch, InputError
 
 
 def check_posterior(
@@ -126,18 +126,23 @@ def check_selector(selector: Selector[Any], source: Space | Score, *, budget: in
     for found in (batch, rest):
         fits = len(found) == budget if selector.exact_size else len(found) <= budget
         assert fits, f"asked for {budget} points, got {len(found)}"
-        assert len(np.unique(found.index)) == len(found), "a point was chosen twice"
-        assert ((found.index >= 0) & (found.index < size)).all(), "a point lies outside the pool"
-        if found.weights is not None:
-            enough = len(found.weights) == len(found)
-            assert enough and (found.weights >= 0).all(), "weights are missing or negative"
-        if found.residuals is not None:
-            assert np.isfinite(found.residuals).all(), "a residual is not finite"
-        if found.information is not None:
-            assert -1e-9 <= found.information <= 1 + 1e-9, f"information is {found.information}"
+        _check_batch(found, size)
     assert (batch.index == again.index).all(), "the same seed gave another batch"
     wrong = np.isin(rest.index, np.concatenate([taken, closed]))
     assert not wrong.any(), "a pending or excluded point was chosen"
+
+
+def _check_batch(batch: Batch, size: int) -> None:
+    """Check that a batch from a pool of ``size`` points holds possible values."""
+    assert len(np.unique(batch.index)) == len(batch), "a point was chosen twice"
+    assert ((batch.index >= 0) & (batch.index < size)).all(), "a point lies outside the pool"
+    if batch.weights is not None:
+        enough = len(batch.weights) == len(batch)
+        assert enough and (batch.weights >= 0).all(), "weights are missing or negative"
+    if batch.residuals is not None:
+        assert np.isfinite(batch.residuals).all(), "a residual is not finite"
+    if batch.information is not None:
+        assert -1e-9 <= batch.information <= 1 + 1e-9, f"information is {batch.information}"
 
 
 def _inner(space: Space, element: Tensor) -> Tensor:

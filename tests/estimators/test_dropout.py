@@ -250,7 +250,7 @@ def test_tables_of_predictions_are_read_a_block_at_a_time(monkeypatch):
     torch.testing.assert_close(ClassSamples(30).predictive(probs).probs, whole.probs)
     assert max(seen) == 7 and sum(seen) == 20
     # Scores read fewer rows at a time, too.
-    monkeypatch.setattr("coresift.limits.SCORED_NUMBERS", 30 * 3 * 4)
+    monkeypatch.setattr("coresift.limits.BLOCK_NUMBERS", 30 * 3 * 4)
     seen.clear()
     assert len(select(probs=probs.transpose(0, 1), strategy="maxent", budget=2)) == 2 and max(seen) == 4
 

@@ -48,7 +48,7 @@ def score_pool(function: Callable[[Tensor], Tensor], pool: Pool, block: int = li
     Blocks of large rows, such as the predictions of many samples for many classes, have fewer rows.
     """
     width = next(pool.chunks()).x[0].numel()
-    block = max(min(block, limits.SCORED_NUMBERS // max(width, 1)), 1)
+    block = max(min(block, limits.BLOCK_NUMBERS // max(width, 1)), 1)
     with torch.no_grad():
         values = [function(chunk.x).double().cpu() for chunk in read(pool, block)]
     return Score(torch.cat(values), pool)

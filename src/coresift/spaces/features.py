@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from coresift.limits import FEATURE_NUMBERS, POOL_BLOCK, SPACE_WORKING_SET
+from coresift.limits import BLOCK_NUMBERS, POOL_BLOCK, SPACE_WORKING_SET
 from coresift.pool import Pool, as_pool, read
 from coresift.posteriors.base import LastLayerPosterior, Posterior
 from coresift.spaces.base import selectable
@@ -54,7 +54,7 @@ def feature_space(
         return (found.float() if x.dtype == torch.float32 else found).mT
 
     with torch.no_grad():
-        block = max(1, min(POOL_BLOCK, FEATURE_NUMBERS // max(1, pool.take([0]).numel())))
+        block = max(1, min(POOL_BLOCK, BLOCK_NUMBERS // max(1, pool.take([0]).numel())))
         columns = map_pool(pool, block, lambda block: columns_of(block.x), memory)
         anchors = None
         if labelled is not None:

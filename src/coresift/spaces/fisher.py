@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coresift.checks import check_room
 from coresift.errors import InputError
-from coresift.limits import CLOSED_FORM_BYTES, GRADIENT_ROWS
+from coresift.limits import CLOSED_FORM_BYTES, MAPPED_ROWS
 from coresift.pool import Pool, as_pool, read
 from coresift.posteriors.base import LastLayerPosterior, Posterior
 from coresift.spaces.base import Space
@@ -73,7 +73,7 @@ def _last_layer(problem: Problem) -> OuterSpace:
 
     def map_rows(source: Pool) -> tuple[Tensor, Tensor]:
         errors, features = [], []
-        for block in read(source, GRADIENT_ROWS):
+        for block in read(source, MAPPED_ROWS):
             seen = posterior.features(block.x).detach()
             outputs = posterior.outputs(seen, theta).detach().requires_grad_()  # (J, n, C)
             values = expected_log_likelihood(

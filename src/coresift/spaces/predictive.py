@@ -14,7 +14,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution
 
 from coresift.checks import check_choice, check_classes
 from coresift.errors import InputError
-from coresift.limits import PREDICTIVE_ROWS, PROJECTED_WIDTH
+from coresift.limits import MAPPED_ROWS, PROJECTED_WIDTH
 from coresift.pool import Pool
 from coresift.posteriors.base import Posterior
 from coresift.posteriors.samples import first_prediction, mean_over, rows_at_a_time
@@ -64,8 +64,8 @@ class Predictive:
 
         def map_rows(source: Pool, memory: int | None) -> Columns:
             if exact:
-                return map_pool(source, PREDICTIVE_ROWS, lambda block: exact(posterior, block.x).mT, memory)
-            size = rows_at_a_time(first_prediction(posterior, source, theta), PREDICTIVE_ROWS)
+                return map_pool(source, MAPPED_ROWS, lambda block: exact(posterior, block.x).mT, memory)
+            size = rows_at_a_time(first_prediction(posterior, source, theta), MAPPED_ROWS)
             return map_pool(source, size, sampled_rows, memory)
 
         space = mapped_space(problem, map_rows)

@@ -155,17 +155,22 @@ def map_pool(
     columns: Columns | None = None
     for chunk in read(pool, block):
         values = vectors(chunk)
-        kind, device = dtype or values.dtype, values.device
         if columns is None:
-            height, size = len(values), len(pool)
-            needed = bytes_per_vector(height, kind) * size + limits.LIBRARY_BYTES
-            if memory is None or needed <= memory or device.type != "cpu":
-                columns = InMemory.empty(height, size, kind, device)
-            else:
-                columns = OnDisk(height, size, kind, _block_on_disk(height * kind.itemsize, memory))
-                _announce(columns)
+            columns = _room(len(values), len(pool), dtype or values.dtype, values.device, memory)
         columns.write(chunk.start, values)
     assert columns is not None, "a pool holds at least one row"
+    return columns
+
+
+def _room(rows: int, size: int, dtype: torch.dtype, device: torch.device, memory: int | None) -> Columns:
+    needed = bytes_per_vector(rows, dtype) * size + limits.LIBRARY_BYTES
+    if memory is None or needed <= memory or device.type != "cpu":
+        return InMemory.empty(rows, size, dtype, device)
+    page = max(mmap.ALLOCATIONGRANULARITY // 4, 1024)  # in numbers of four bytes
+    # Blocks that fill a small share of the memory.
+    block = max(memory // 32 // (rows * dtype.itemsize) // page, 1) * page
+    columns = OnDisk(rows, size, dtype, min(block, limits.BLOCK_OF_COLUMNS))
+    _announce(columns)
     return columns
 
 
@@ -207,12 +212,6 @@ def new_like(like: Columns, rows: int, dtype: torch.dtype) -> Columns:
     found = InMemory.empty(rows, len(like), dtype, like.device)
     found.block = like.block
     return found
-
-
-def _block_on_disk(width: int, memory: int) -> int:
-    """Columns of ``width`` bytes that fill a small share of the memory."""
-    page = max(mmap.ALLOCATIONGRANULARITY // 4, 1024)  # in numbers of four bytes
-    return min(max(memory // 32 // width // page, 1) * page, limits.BLOCK_OF_COLUMNS)
 
 
 def take(table: Tensor, index: Tensor) -> Tensor:
