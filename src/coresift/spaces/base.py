@@ -25,6 +25,9 @@ class Space(ABC):
     the pool. Selectors add and scale elements without knowing which, so each algorithm is written once. All
     tensors are on the same device.
 
+    Seven members make a space: `norms`, `total`, `vector`, `inner`, `inner_at`, `dot` and `gram`. The others
+    have defaults.
+
     Attributes
     ----------
     norms : (N,) float64, ||L_n||.

@@ -43,13 +43,13 @@ Bytes = int | None
 def _(
     posterior: LinearPosterior, pool: Pool, labelled: Rows = None, centred: bool = False, memory: Bytes = None
 ) -> OuterSpace:
-    noise = posterior.noise_variance
+    noise, sides = posterior.noise_variance, _sides(posterior, posterior.factor.double())
 
     def mean(x: Tensor) -> Tensor:
         ratio = posterior.function_variance(x) / noise
         return (0.5 * torch.log1p(ratio) - ratio).unsqueeze(1)
 
-    kernel = OuterKernel(_whitened(posterior), 0.5 / noise**2, offset=None if centred else mean)
+    kernel = OuterKernel(sides, 0.5 / noise**2, offset=None if centred else mean)
     return _space(kernel, pool, labelled, memory)
 
 
@@ -81,20 +81,24 @@ def _(
         [0.0, -1 / (4 * b), a / (4 * b**2)],
     ]
     offset_metric = torch.tensor(metric, dtype=torch.float64, device=posterior.mean.device)
-    kernel = OuterKernel(_whitened(posterior), 0.5, offset=offset, offset_metric=offset_metric)
+    sides = _sides(posterior, posterior.factor.double())
+    kernel = OuterKernel(sides, 0.5, offset=offset, offset_metric=offset_metric)
     return _space(kernel, pool, labelled, memory)
 
 
 @exact_fisher_space.register
 def _(posterior: LinearPosterior, pool: Pool, labelled: Rows = None, memory: Bytes = None) -> OuterSpace:
-    return _space(_fisher_kernel(posterior, posterior.noise_variance**-2), pool, labelled, memory)
+    kernel = OuterKernel(_sides(posterior), posterior.noise_variance**-2, posterior.covariance.double())
+    return _space(kernel, pool, labelled, memory)
 
 
 @exact_fisher_space.register
 def _(
     posterior: NormalInverseGammaPosterior, pool: Pool, labelled: Rows = None, memory: Bytes = None
 ) -> OuterSpace:
-    return _space(_fisher_kernel(posterior, posterior.shape / posterior.rate), pool, labelled, memory)
+    scale = posterior.shape / posterior.rate
+    kernel = OuterKernel(_sides(posterior), scale, posterior.covariance.double())
+    return _space(kernel, pool, labelled, memory)
 
 
 @exact_predictive_rows.register
@@ -113,12 +117,11 @@ def _space(kernel: OuterKernel, pool: Pool, labelled: Rows, memory: Bytes) -> Ou
     return OuterSpace(kernel, pool, labelled)
 
 
-def _fisher_kernel(posterior: GaussianWeights, scale: float) -> OuterKernel:
-    return OuterKernel(_sides(posterior), scale, posterior.covariance.double())
-
-
 def _sides(posterior: GaussianWeights, factor: Rows = None) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Make both sides of a kernel x^T F."""
+    """Make both sides of a kernel x^T F, or x^T.
+
+    With S = F F^T, the product of both is x^T S x. X^T X S would cancel out where columns lie far from zero.
+    """
 
     def sides(x: Tensor) -> tuple[Tensor, Tensor]:
         rows = posterior.features(x).double()
@@ -126,8 +129,3 @@ def _sides(posterior: GaussianWeights, factor: Rows = None) -> Callable[[Tensor]
         return rows, rows
 
     return sides
-
-
-def _whitened(posterior: GaussianWeights) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Make both sides x^T F with S = F F^T: where columns lie far from zero, X^T X S would cancel out."""
-    return _sides(posterior, posterior.factor.double())
