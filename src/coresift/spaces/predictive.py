@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution
 
-from coresift.checks import check_choice, check_classes
+from coresift.checks import check_choice
 from coresift.errors import InputError
 from coresift.limits import MAPPED_ROWS, PROJECTED_WIDTH
 from coresift.pool import Pool
@@ -156,6 +156,5 @@ def _margin_scale(mean: Tensor) -> Tensor:
 
 def margin_uncertainty(probs: Tensor) -> Tensor:
     """Return (...) one minus the gap between the two likeliest of (..., C) classes."""
-    check_classes(probs.shape[-1])
     first, second = probs.topk(2, -1).values.unbind(-1)
     return 1 - (first - second)
