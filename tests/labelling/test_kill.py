@@ -170,7 +170,7 @@ def test_two_at_once(fresh, tmp_path):
         assert child.exitcode == 0, one.read_text()
     with Project(project) as opened:
         assert len(opened.ledger.rounds()) == 1 and len(opened.pending()) == 10
-    assert sum("chosen before" in one.read_text() for one in said) == 2
+    assert sum("the same batch again" in one.read_text() for one in said) == 2
 
 
 def test_the_second_is_told(fresh, tmp_path):
