@@ -25,7 +25,7 @@ from coresift.posteriors import BayesianLinearRegression
 from coresift.report.figures import save
 from coresift.selectors import LCMD, FrankWolfe, Selector
 from coresift.spaces import VectorSpace
-from coresift.spaces.storage import OnDisk
+from coresift.spaces.vectors import OnDisk
 
 SELECTORS: dict[str, Selector] = {"Frank-Wolfe": FrankWolfe(), "LCMD": LCMD()}
 IN_MEMORY = 10_000_000

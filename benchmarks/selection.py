@@ -24,7 +24,7 @@ from coresift.search import centre_distances, cosine_search
 from coresift.selectors import LCMD, FrankWolfe
 from coresift.spaces import VectorSpace
 from coresift.spaces.base import selectable
-from coresift.spaces.storage import InMemory
+from coresift.spaces.vectors import InMemory
 
 SIZE, BUDGET, TURNS = 1_000_000, 1000, 2
 

@@ -35,10 +35,9 @@ from coresift.bench.replay import Begun, Method, Simulation, step
 from coresift.pool import as_pool
 from coresift.selectors import LCMD
 from coresift.spaces import Space
+from coresift.spaces.base import Problem
 from coresift.spaces.predictive import margin_uncertainty
-from coresift.spaces.problem import Problem
-from coresift.spaces.storage import map_pool
-from coresift.spaces.vectors import VectorSpace
+from coresift.spaces.vectors import VectorSpace, map_pool
 from coresift.strategies import Strategy
 
 HELD_OUT, DIMENSIONS = 10_000, 512

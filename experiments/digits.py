@@ -21,7 +21,7 @@ from sklearn.linear_model import LogisticRegression
 import coresift
 from coresift.selectors import LCMD
 from coresift.spaces import Space, predictive_space
-from coresift.spaces.problem import Problem
+from coresift.spaces.base import Problem
 from coresift.strategies import Strategy
 
 FIRST, BATCH, ROUNDS, TEST, SPLITS, CLASSES = 20, 20, 8, 500, 8, 10

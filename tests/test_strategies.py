@@ -19,7 +19,7 @@ from coresift.posteriors import (
 )
 from coresift.scores import Score, margin
 from coresift.selectors import GumbelTopB, TopB
-from coresift.spaces import Problem, badge_space, likelihood_space, predictive_space, sampled_likelihood_space
+from coresift.spaces import Problem, badge, likelihood_space, predictive_space, sampled_likelihood_space
 from coresift.testing import check_posterior, check_space
 from coresift.types import InputError
 
@@ -300,7 +300,7 @@ def test_badge_gradients_by_autograd():
         loss = -torch.log_softmax(POOL[n] @ weights.mT, -1)[probs[n].argmax()]
         gradients.append(torch.autograd.grad(loss, weights)[0].flatten())
     written = torch.stack(gradients)
-    space = badge_space(ClassSamples(1), as_pool(probs.detach().unsqueeze(1)), features=as_pool(POOL[:10]))
+    space = badge(Problem(as_pool(probs.detach().unsqueeze(1)), ClassSamples(1), features=as_pool(POOL[:10])))
     torch.testing.assert_close(space.gram(torch.arange(10)), written @ written.mT, rtol=1e-4, atol=1e-6)
     check_space(space)
 

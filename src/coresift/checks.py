@@ -110,6 +110,13 @@ def check_not_negative(value: object, name: str) -> float:
     return float(value)
 
 
+def check_positive(value: object, name: str) -> None:
+    """Raise unless ``value`` is a finite number above zero."""
+    number = isinstance(value, Real | Tensor) and not isinstance(value, bool)
+    if not number or not 0 < float(value) < math.inf:  # type: ignore[arg-type]
+        raise InputError(f"{name} is {shown(value)}, expected a positive number")
+
+
 def check_choice(value: object, known: Iterable[str], name: str) -> None:
     """Raise unless ``value`` is one of the ``known`` words.
 

@@ -17,9 +17,9 @@ from coresift.errors import InputError, shown
 from coresift.pool import as_pool
 from coresift.posteriors.samples import numbers_a_row, rows_at_a_time
 from coresift.selectors import GIGA, GreedyLogDet, GumbelTopB, KMedoids, Selector, TopB, UniformRandom
+from coresift.spaces.base import Problem
 from coresift.spaces.features import model_features
-from coresift.spaces.problem import Problem
-from coresift.spaces.storage import Columns, bytes_per_vector
+from coresift.spaces.vectors import Columns, bytes_per_vector
 from coresift.strategies import Strategy
 
 # Memory of a point that a selector needs besides the space.

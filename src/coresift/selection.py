@@ -29,7 +29,7 @@ from coresift.pool import ArrayPool, Pool, PoolLike, as_array, as_float, as_pool
 from coresift.posteriors.base import Posterior
 from coresift.posteriors.network import split_last_layer
 from coresift.posteriors.samples import ClassSamples, GaussianSamples
-from coresift.spaces.problem import Problem, default_num_samples
+from coresift.spaces.base import Problem, default_num_samples
 from coresift.strategies import DEFAULT, STRATEGIES, Strategy, find_strategy
 from coresift.threads import enough_threads
 from coresift.types import Batch

@@ -13,10 +13,7 @@ from coresift.checks import check_integer, check_switch
 from coresift.errors import InputError, suggestion
 from coresift.pool import Pool
 from coresift.posteriors.base import Posterior
-from coresift.scores.bald import information_gain
-from coresift.scores.base import Score
-from coresift.scores.entropy import entropy
-from coresift.scores.simple import acs_norm, margin, variance
+from coresift.scores import Score, acs_norm, entropy, information_gain, margin, variance
 from coresift.selectors import (
     GIGA,
     LCMD,
@@ -30,12 +27,11 @@ from coresift.selectors import (
     TopB,
     UniformRandom,
 )
+from coresift.spaces.base import Problem
 from coresift.spaces.features import features
-from coresift.spaces.fisher import fisher
-from coresift.spaces.gradient import badge
+from coresift.spaces.gradient import badge, fisher
 from coresift.spaces.likelihood import Likelihood
 from coresift.spaces.predictive import Predictive
-from coresift.spaces.problem import Problem
 from coresift.types import Batch
 
 DEFAULT = "predictive-lcmd"

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution
 
 from coresift.posteriors.base import Posterior
-from coresift.scores.base import Score
+from coresift.scores import Score
 from coresift.search import cosine_search
 from coresift.selectors.base import Selector
 from coresift.spaces.base import Space

@@ -13,7 +13,7 @@ from coresift.search.cpu_distances import PlainDistances, VectorDistances
 from coresift.selectors import LCMD, FrankWolfe, KCenter, KMeansPlusPlus
 from coresift.spaces import GramSpace, VectorSpace
 from coresift.spaces.base import SAME, labelled_elements, selectable
-from coresift.spaces.storage import OnDisk
+from coresift.spaces.vectors import OnDisk
 
 NONE = np.empty(0, dtype=np.int64)
 SELECTORS = [FrankWolfe(), FrankWolfe(fill=False), LCMD(), KCenter(), KMeansPlusPlus()]

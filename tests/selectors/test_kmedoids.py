@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from coresift import limits
 from coresift.selectors import KMedoids, kmedoids
 from coresift.spaces import FeatureSpace, GramSpace, VectorSpace
-from coresift.spaces.storage import OnDisk
+from coresift.spaces.vectors import OnDisk
 from coresift.testing import check_selector
 from coresift.types import InputError
 

@@ -14,7 +14,7 @@ import coresift
 from coresift.memory import check_memory, held_bytes
 from coresift.pool import as_pool, keep_rows
 from coresift.posteriors import BayesianLinearRegression
-from coresift.spaces.storage import InMemory, OnDisk, map_pool
+from coresift.spaces.vectors import InMemory, OnDisk, map_pool
 
 
 def normal(*shape, seed=0, dtype=torch.float32):

@@ -8,7 +8,7 @@ import coresift
 from coresift.selectors import GIGA, LCMD, FrankWolfe, GreedyLogDet, KCenter, KMeansPlusPlus, KMedoids
 from coresift.spaces import GramSpace, VectorSpace
 from coresift.spaces.outer import stored_outer_space
-from coresift.spaces.storage import OnDisk
+from coresift.spaces.vectors import OnDisk
 
 ALL_SELECTORS = [FrankWolfe(), GIGA(), LCMD(), KCenter(), KMeansPlusPlus(), KMedoids()]
 

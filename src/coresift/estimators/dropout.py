@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from coresift import limits
-from coresift.checks import check_choice, check_integer
+from coresift.checks import check_choice, check_integer, check_positive
 from coresift.errors import shown
 from coresift.estimators.networks.extractors import seeded
 from coresift.estimators.networks.losses import Likelihood
 from coresift.estimators.stacked import SampledEstimator, StackedClassifier, StackedRegressor
-from coresift.posteriors.gaussian import check_positive
 from coresift.posteriors.network import input_tensor, rows_per_pass
 from coresift.posteriors.samples import by_blocks, categorical, gaussian, mixture, own_generator
 from coresift.types import InputError

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from coresift import limits
-from coresift.checks import check_choice, check_finite, check_shape
+from coresift.checks import check_choice, check_finite, check_positive, check_shape
 from coresift.estimators.networks import Objective, Stack
 from coresift.estimators.networks.layers import AppendOne, substate
 from coresift.estimators.networks.losses import LEAST_VARIANCE, GaussianOutputs, Likelihood, SquaredError
 from coresift.estimators.saving import head_tensors
 from coresift.estimators.stacked import StackedClassifier, StackedEstimator, StackedRegressor
 from coresift.pool import Pool, PoolLike, as_array, as_pool, read
-from coresift.posteriors.gaussian import check_positive
 from coresift.posteriors.linear import LinearPosterior
 from coresift.posteriors.network import NetworkPosterior, outputs_of
 from coresift.posteriors.softmax import SoftmaxPosterior

@@ -13,7 +13,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal, StudentT
 
-from coresift.checks import check_integer
+from coresift.checks import check_integer, check_positive
 from coresift.errors import InputError
 from coresift.estimators.base import NetworkRegressor, SeveralMembers
 from coresift.estimators.networks import LabelledStack, Stack
@@ -21,7 +21,6 @@ from coresift.estimators.networks.extractors import count_features
 from coresift.estimators.networks.layers import AppendOne, Standardise, substate
 from coresift.estimators.networks.losses import ExactLastLayer
 from coresift.estimators.saving import network_tensors
-from coresift.posteriors.gaussian import check_positive
 from coresift.posteriors.linear import BayesianLinearRegression, NormalInverseGammaPosterior
 from coresift.posteriors.network import MixedHeads, NetworkPosterior, SideBySide, outputs_of
 

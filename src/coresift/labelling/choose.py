@@ -15,7 +15,7 @@ from coresift import limits as sizes
 from coresift.pool import as_pool
 from coresift.posteriors.network import split_last_layer
 from coresift.selection import select
-from coresift.spaces.problem import default_num_samples
+from coresift.spaces.base import default_num_samples
 from coresift.strategies import Strategy, find_strategy
 from coresift.types import Batch, Floats, Index, InputError
 

@@ -10,10 +10,21 @@ import numpy as np
 from torch import Tensor
 
 from coresift.errors import InputError
-from coresift.pool.array import ArrayPool, Part, as_array, as_float, keep_rows
-from coresift.pool.arrow import ARROW, PARQUET, ArrowPool, DatasetPool
-from coresift.pool.base import Pool, PoolLike, blocks, checked_index, first_row, read
-from coresift.pool.npy import NumpyPool, open_npy
+from coresift.pool.array import (
+    ArrayPool,
+    Part,
+    Pool,
+    PoolLike,
+    as_array,
+    as_float,
+    blocks,
+    checked_index,
+    first_row,
+    keep_rows,
+    read,
+    release_pages,
+)
+from coresift.pool.pieces import ARROW, PARQUET, ArrowPool, DatasetPool, NumpyPool, import_ray, open_npy
 
 __all__ = [
     "ArrayPool",
@@ -29,9 +40,11 @@ __all__ = [
     "blocks",
     "checked_index",
     "first_row",
+    "import_ray",
     "keep_rows",
     "open_npy",
     "read",
+    "release_pages",
 ]
 
 

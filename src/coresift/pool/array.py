@@ -1,4 +1,4 @@
-"""Pools in memory or memory-mapped, parts of pools, and the conversion of rows to float tensors."""
+"""Define what a pool is, read one in blocks, and make pools of arrays and parts of pools."""
 
 from __future__ import annotations
 
@@ -10,18 +10,82 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from coresift.checks import check_dense, check_integer
+from coresift.checks import check_dense, check_finite, check_integer
 from coresift.errors import InputError, shown
-from coresift.limits import CHUNK_NUMBERS, CHUNK_ROWS
-from coresift.pool.base import Pool, checked_index
-from coresift.types import Chunk
+from coresift.limits import CHUNK_NUMBERS, CHUNK_ROWS, POOL_BLOCK
+from coresift.progress import progress_bar
+from coresift.types import Chunk, Index
+
+Array: TypeAlias = npt.NDArray[Any]
+Indices: TypeAlias = Sequence[int] | Index
+
+
+@runtime_checkable
+class Pool(Protocol):
+    """Unlabelled points with a length and a fixed order, read in chunks or by index.
+
+    Nothing in the library asks for all rows at once. ``take`` returns rows in the order of the given indices.
+    """
+
+    def __len__(self) -> int: ...
+
+    def chunks(self) -> Iterator[Chunk]: ...
+
+    def take(self, index: Indices) -> Tensor: ...
+
+
+PoolLike: TypeAlias = "Pool | Tensor | Array | str | Path"
+
+
+def read(pool: Pool, size: int = POOL_BLOCK) -> Iterator[Chunk]:
+    """Yield the pool's rows as `blocks` does, check that all numbers are finite, and show a progress bar."""
+    first = first_row(pool)
+    with progress_bar("reading the pool", len(pool)) as advance:
+        for block in blocks(pool, size):
+            check_finite(block.x, first + block.start)
+            yield block
+            advance(len(block.x))
+
+
+def blocks(pool: Pool, size: int = POOL_BLOCK) -> Iterator[Chunk]:
+    """Yield the pool's rows in blocks of exactly ``size``; the last block may be shorter.
+
+    >>> [len(block) for block in blocks(ArrayPool(np.ones((7, 1)), chunk_size=3), size=2)]
+    [2, 2, 2, 1]
+    """
+    held: list[Tensor] = []
+    start = count = 0
+    for chunk in pool.chunks():
+        rows = chunk.x
+        while count + len(rows) >= size:
+            head, rows = rows[: size - count], rows[size - count :]
+            yield Chunk(start, torch.cat([*held, head]) if held else head)
+            start, held, count = start + size, [], 0
+        if len(rows):
+            held.append(rows)
+            count += len(rows)
+    if held:
+        yield Chunk(start, torch.cat(held))
+
+
+def first_row(pool: Pool) -> int:
+    """Return the index of a pool's first row in the whole pool: above zero for a `Part` of one."""
+    return int(getattr(pool, "start", 0))
+
+
+def checked_index(index: Indices, size: int) -> Index:
+    """Return indices as an array, or raise where one lies outside a pool of ``size`` rows."""
+    array = np.asarray(index, dtype=np.int64)
+    if len(array) and not 0 <= array.min() <= array.max() < size:
+        raise IndexError(f"indices {array.min()} to {array.max()} in a pool of {size} rows")
+    return array
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,27 +103,28 @@ class ArrayPool:
     [[4.0, 5.0], [0.0, 1.0]]
     """
 
-    rows: Tensor | npt.NDArray[Any]
+    rows: Tensor | Array
     chunk_size: int = CHUNK_ROWS
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "chunk_size", check_integer(self.chunk_size, 1, "chunk_size"))
-        if self.rows.ndim < 2:
-            raise InputError(f"a pool needs rows and columns, got shape {tuple(self.rows.shape)}")
+        shape = tuple(self.rows.shape)
+        if len(shape) < 2:
+            raise InputError(f"a pool needs rows and columns, got shape {shape}")
         if len(self.rows) == 0:
             raise InputError("the pool is empty")
-        if isinstance(self.rows, np.ndarray) and self.rows.dtype.kind not in "fiub":
-            raise InputError(f"a pool holds numbers, got an array of type {self.rows.dtype}; encode it first")
+        if 0 in shape:
+            raise InputError(f"the pool has rows without numbers: its shape is {shape}")
         if isinstance(self.rows, Tensor):
             check_dense(self.rows, "the pool")
-        if math.prod(self.rows.shape[1:]) == 0:
-            raise InputError(f"the pool has rows without numbers: its shape is {tuple(self.rows.shape)}")
+        elif self.rows.dtype.kind not in "fiub":
+            raise InputError(f"a pool holds numbers, got an array of type {self.rows.dtype}; encode it first")
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        mapped = location_in_file(self.rows)
+        mapped = _location_in_file(self.rows)
         if mapped is not None:
             return _reopen, (*mapped, self.chunk_size)
         # Pickle would store the whole tensor behind a view.
@@ -77,7 +142,7 @@ class ArrayPool:
             release_pages(self.rows)
             yield Chunk(first, rows)
 
-    def take(self, index: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
+    def take(self, index: Indices) -> Tensor:
         rows = as_float(self.rows[np.ascontiguousarray(index, dtype=np.int64)])
         release_pages(self.rows)
         return rows
@@ -106,7 +171,7 @@ class Part:
 
     def __reduce__(self) -> tuple[Any, ...]:
         pool, held_from = self.pool, self.held_from
-        if isinstance(pool, ArrayPool) and location_in_file(pool.rows) is None:
+        if isinstance(pool, ArrayPool) and _location_in_file(pool.rows) is None:
             rows = pool.rows[self.start - held_from : self.stop - held_from]
             pool, held_from = ArrayPool(rows, pool.chunk_size), self.start
         return Part, (pool, self.start, self.stop, held_from)
@@ -122,23 +187,23 @@ class Part:
             if high == end:
                 return
 
-    def take(self, index: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
+    def take(self, index: Indices) -> Tensor:
         return self.pool.take(checked_index(index, len(self)) + self.start - self.held_from)
 
 
-def release_pages(rows: Tensor | npt.NDArray[Any]) -> None:
+def release_pages(rows: Tensor | Array) -> None:
     """Tell the system that pages of a memory map are not needed now; it reads them again on the next use."""
     if _is_shared_map(rows) and hasattr(mmap, "MADV_DONTNEED"):
         mapping: Any = rows
         mapping._mmap.madvise(mmap.MADV_DONTNEED)
 
 
-def _is_shared_map(rows: Tensor | npt.NDArray[Any]) -> TypeGuard[np.memmap[Any, Any]]:
+def _is_shared_map(rows: Tensor | Array) -> TypeGuard[np.memmap[Any, Any]]:
     # A copy-on-write map differs from its file, and without its pages would lose what was written to it.
     return isinstance(rows, np.memmap) and rows.mode in ("r", "r+")
 
 
-def location_in_file(rows: Tensor | npt.NDArray[Any]) -> tuple[Any, ...] | None:
+def _location_in_file(rows: Tensor | Array) -> tuple[Any, ...] | None:
     """Return file, type, offset, shape and order of memory-mapped rows; ``None`` for other rows."""
     if not _is_shared_map(rows) or rows.filename is None or not rows.flags.forc:
         return None
@@ -153,15 +218,15 @@ def location_in_file(rows: Tensor | npt.NDArray[Any]) -> tuple[Any, ...] | None:
 def _reopen(
     name: str | Path, dtype: npt.DTypeLike, offset: int, shape: tuple[int, ...], order: Any, chunk_size: int
 ) -> ArrayPool:
-    """Map the file that `location_in_file` describes, perhaps on another machine."""
+    """Map the file that `_location_in_file` describes, perhaps on another machine."""
     try:
-        rows: npt.NDArray[Any] = np.memmap(name, dtype, "r", offset, shape, order)
+        rows: Array = np.memmap(name, dtype, "r", offset, shape, order)
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {name} here: {error}") from None
     return ArrayPool(rows, chunk_size)
 
 
-def as_float(rows: Tensor | npt.NDArray[Any]) -> Tensor:
+def as_float(rows: Tensor | Array) -> Tensor:
     """Return rows as a float tensor: float32 and float64 stay, halves become float32, integers float64."""
     if isinstance(rows, np.ndarray):
         return torch.from_numpy(_as_floats(np.asarray(rows)))
@@ -171,7 +236,7 @@ def as_float(rows: Tensor | npt.NDArray[Any]) -> Tensor:
     return rows.to(torch.float32 if rows.is_floating_point() else torch.float64)
 
 
-def _as_floats(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _as_floats(values: Array) -> Array:
     """Return values as floats that torch can share: native, writable, with forward strides.
 
     In arrays of objects, None becomes NaN, which is reported later.
@@ -186,33 +251,33 @@ def _as_floats(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     raise InputError(f"an array holds {values.dtype}, expected numbers")
 
 
-def as_array(source: Any) -> npt.NDArray[Any]:
+def as_array(source: Any) -> Array:
     """Return rows as an array; all columns of a data frame must hold numbers or booleans."""
     if isinstance(source, np.memmap):
         return source
     if hasattr(source, "columns") and hasattr(source, "to_numpy"):
-        return _frame_to_array(source)
+        # Columns of pandas may share a name.
+        columns = [
+            _column(source.iloc[:, number] if hasattr(source, "iloc") else source[name], name)
+            for number, name in enumerate(source.columns)
+        ]
+        return np.stack(columns, 1) if columns else np.empty((len(source), 0))
     try:
         return np.asarray(source)
     except ValueError:
         raise InputError(f"rows of different lengths in {shown(source)}, expected rows and columns") from None
 
 
-def _frame_to_array(frame: Any) -> npt.NDArray[Any]:
-    columns = []
-    for number, name in enumerate(frame.columns):
-        # Columns of pandas may share a name.
-        column = frame.iloc[:, number] if hasattr(frame, "iloc") else frame[name]
-        kind = getattr(column.dtype, "kind", "")  # of pandas; "O" are texts, objects or categories
-        missing = {"dtype": np.float64, "na_value": np.nan} if hasattr(column.dtype, "na_value") else {}
-        try:
-            values = np.asarray(column.to_numpy(**({} if kind == "O" else missing)))
-            columns.append(as_float(values).numpy())
-        except (InputError, TypeError, ValueError):
-            raise InputError(
-                f"column {name!r} holds {column.dtype}, expected numbers; encode it or leave it out"
-            ) from None
-    return np.stack(columns, 1) if columns else np.empty((len(frame), 0))
+def _column(column: Any, name: object) -> Array:
+    """Return one column of a data frame as floats."""
+    is_nullable = hasattr(column.dtype, "na_value") and getattr(column.dtype, "kind", "") != "O"
+    missing = {"dtype": np.float64, "na_value": np.nan} if is_nullable else {}
+    try:
+        return _as_floats(np.asarray(column.to_numpy(**missing)))
+    except (TypeError, ValueError):  # an InputError is a ValueError
+        raise InputError(
+            f"column {name!r} holds {column.dtype}, expected numbers; encode it or leave it out"
+        ) from None
 
 
 def keep_rows(parts: Iterable[Tensor], size: int, memory: int | None = None) -> ArrayPool:

@@ -11,15 +11,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli
 
-from coresift.checks import check_integer
-from coresift.posteriors.gaussian import (
-    GaussianWeights,
-    check_labelled,
-    check_positive,
-    gaussian_prior,
-    quadratic,
-)
-from coresift.types import InputError
+from coresift.checks import check_choice, check_integer, check_positive
+from coresift.errors import InputError
+from coresift.posteriors.linear import GaussianWeights, check_labelled, gaussian_prior, quadratic
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +68,7 @@ class BayesianProbitRegression:
     tolerance: float = 1e-8
 
     def __post_init__(self) -> None:
-        if self.method not in ("ep", "laplace"):
-            raise InputError(f"method is {self.method!r}, expected 'ep' or 'laplace'")
+        check_choice(self.method, ["ep", "laplace"], "method")
         object.__setattr__(self, "max_iterations", check_integer(self.max_iterations, 1, "max_iterations"))
         check_positive(self.tolerance, "tolerance")
 

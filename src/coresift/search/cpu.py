@@ -18,8 +18,7 @@ from coresift.search.base import (
 )
 from coresift.search.cpu_distances import PlainDistances, VectorDistances
 from coresift.spaces.base import Space
-from coresift.spaces.storage import InMemory, where
-from coresift.spaces.vectors import VectorSpace
+from coresift.spaces.vectors import InMemory, VectorSpace, where
 
 # Cosines in float64 that differ by less are the same: those of copies depend on where they stand in a sum.
 TIED = 1e-13

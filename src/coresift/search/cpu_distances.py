@@ -13,8 +13,7 @@ from torch import Tensor
 from coresift import limits
 from coresift.search.base import CentreDistances
 from coresift.spaces.base import SAME, Space
-from coresift.spaces.storage import new_like, take, where
-from coresift.spaces.vectors import VectorSpace
+from coresift.spaces.vectors import VectorSpace, new_like, take, where
 from coresift.types import Index
 
 _ROUNDING = torch.finfo(torch.float32).eps

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from coresift import limits
-from coresift.pool.arrow import import_ray
+from coresift.pool import import_ray
 from coresift.search.base import CentreDistances, CosineSearch, centre_distances, cosine_search
 from coresift.search.cpu import TIED
 from coresift.search.shards import Shards, Strategy, Summary, as_mask, as_tensor
-from coresift.spaces.base import norm_sum, selectable
-from coresift.spaces.problem import Problem
+from coresift.spaces.base import Problem, norm_sum, selectable
 from coresift.spaces.vectors import ColumnSpace
 from coresift.types import Batch, Floats, Index
 

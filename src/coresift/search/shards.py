@@ -19,13 +19,11 @@ from torch import Tensor
 
 from coresift.checks import check_integer
 from coresift.limits import POOL_BLOCK, SHARD_ATTEMPTS
-from coresift.pool import Part
-from coresift.pool.arrow import import_ray
+from coresift.pool import Part, import_ray
 from coresift.posteriors.network import split_last_layer
 from coresift.search.cpu import VectorSearch
 from coresift.search.cpu_distances import VectorDistances
-from coresift.spaces.base import norm_sum, selectable
-from coresift.spaces.problem import Problem
+from coresift.spaces.base import Problem, norm_sum, selectable
 from coresift.spaces.vectors import VectorSpace
 from coresift.types import Floats, Index, InputError
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coresift.checks import check_budget, check_index, make_generator
 from coresift.progress import progress_bar
-from coresift.scores.base import Score
+from coresift.scores import Score
 from coresift.selectors.information import best_weights, share
 from coresift.spaces.base import SAME, Space, norms_at, selectable
 from coresift.types import Batch, Floats, Index, InputError

@@ -15,8 +15,7 @@ from coresift import limits
 from coresift.checks import check_integer
 from coresift.selectors.base import Selection, Selector
 from coresift.spaces.base import Space
-from coresift.spaces.storage import InMemory
-from coresift.spaces.vectors import ColumnSpace, VectorSpace
+from coresift.spaces.vectors import ColumnSpace, InMemory, VectorSpace
 from coresift.types import Floats, Index, InputError
 
 # Positions of the medoids (b,) among the candidates, how many candidates each member of the selection has,

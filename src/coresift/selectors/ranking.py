@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coresift.scores.base import Score
+from coresift.scores import Score
 from coresift.selectors.base import Selection, Selector
 from coresift.types import Floats, InputError
 

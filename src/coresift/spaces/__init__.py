@@ -1,10 +1,9 @@
 """Spaces: each turns a posterior and a pool into vectors, seen through their inner products."""
 
 from coresift.spaces import linear as _linear  # noqa: F401  (registers its closed forms)
-from coresift.spaces.base import GramSpace, KernelSpace, Space
+from coresift.spaces.base import GramSpace, KernelSpace, Problem, Space, default_num_samples
 from coresift.spaces.features import FeatureSpace, feature_space
-from coresift.spaces.fisher import exact_fisher_space, fisher_space, last_layer_fisher_space
-from coresift.spaces.gradient import badge_space
+from coresift.spaces.gradient import badge, exact_fisher_space, fisher_space
 from coresift.spaces.likelihood import (
     Likelihood,
     exact_likelihood_space,
@@ -14,7 +13,6 @@ from coresift.spaces.likelihood import (
 from coresift.spaces.outer import OuterKernel, OuterSpace
 from coresift.spaces.predictive import Predictive, exact_predictive_rows, predictive_space
 from coresift.spaces.probit import ProbitFisherSpace
-from coresift.spaces.problem import Problem, default_num_samples
 from coresift.spaces.vectors import VectorSpace
 
 __all__ = [
@@ -29,14 +27,13 @@ __all__ = [
     "Problem",
     "Space",
     "VectorSpace",
-    "badge_space",
+    "badge",
     "default_num_samples",
     "exact_fisher_space",
     "exact_likelihood_space",
     "exact_predictive_rows",
     "feature_space",
     "fisher_space",
-    "last_layer_fisher_space",
     "likelihood_space",
     "predictive_space",
     "sampled_likelihood_space",

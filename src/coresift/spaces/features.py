@@ -8,10 +8,8 @@ from torch import Tensor
 from coresift.limits import BLOCK_NUMBERS, POOL_BLOCK, SPACE_WORKING_SET
 from coresift.pool import Pool, as_pool, read
 from coresift.posteriors.base import LastLayerPosterior, Posterior
-from coresift.spaces.base import selectable
-from coresift.spaces.problem import Problem
-from coresift.spaces.storage import Columns, divide, excess_exponent, largest_entry, map_pool
-from coresift.spaces.vectors import VectorSpace
+from coresift.spaces.base import Problem, selectable
+from coresift.spaces.vectors import Columns, VectorSpace, divide, excess_exponent, largest_entry, map_pool
 
 
 class FeatureSpace(VectorSpace):
@@ -56,13 +54,11 @@ def feature_space(
     with torch.no_grad():
         block = max(1, min(POOL_BLOCK, BLOCK_NUMBERS // max(1, pool.take([0]).numel())))
         columns = map_pool(pool, block, lambda block: columns_of(block.x), memory)
+        mean, exponent = _subtract_mean(columns)
         anchors = None
         if labelled is not None:
             parts = [columns_of(block.x) for block in read(as_pool(labelled))]
-            anchors = torch.cat(parts, 1).to(columns.device)
-    mean, exponent = _subtract_mean(columns)
-    if anchors is not None:
-        anchors = divide(anchors, exponent) - mean
+            anchors = divide(torch.cat(parts, 1).to(columns.device), exponent) - mean
     space = FeatureSpace(columns, anchors)
     space.scale *= 2.0**exponent
     return space

@@ -1,7 +1,9 @@
-"""The gradient space of BADGE: the last layer's loss gradient if the predicted label were the true one."""
+"""Spaces of gradients: the Fisher product E[grad L_n(theta) . grad L_m(theta)], and the losses of BADGE."""
 
 from __future__ import annotations
 
+import math
+from functools import singledispatch
 from typing import Any
 
 import torch
@@ -10,16 +12,81 @@ from torch.distributions import Bernoulli, Categorical
 
 from coresift.checks import check_classes, check_room
 from coresift.errors import InputError
-from coresift.limits import CLOSED_FORM_BYTES
+from coresift.limits import CLOSED_FORM_BYTES, MAPPED_ROWS
 from coresift.pool import Pool, as_pool, read
-from coresift.posteriors.base import Posterior
+from coresift.posteriors.base import LastLayerPosterior, Posterior
+from coresift.spaces.base import Problem, Space
 from coresift.spaces.features import model_features
+from coresift.spaces.likelihood import expected_log_likelihood
 from coresift.spaces.outer import OuterSpace, stored_outer_space
-from coresift.spaces.problem import Problem
+
+
+def fisher(problem: Problem) -> Space:
+    """Build the Fisher space of a problem: in closed form where there is one, else of sampled gradients."""
+    if exact := problem.closed_form(exact_fisher_space):
+        space: Space = exact(problem.posterior, problem.pool, problem.labelled, problem.memory)
+        return space
+    return _last_layer(problem)
+
+
+def fisher_space(posterior: Posterior, pool: Pool, num_samples: int = 64, **given: Any) -> Space:
+    """Build the Fisher space: in closed form for linear and probit regression, of sampled gradients else.
+
+    ``given`` are further attributes of a `Problem`, such as ``generator`` and ``labelled``; ``exact=False``
+    samples gradients for all models with a last layer.
+    """
+    return fisher(Problem(pool, posterior, num_samples=num_samples, **given))
+
+
+@singledispatch
+def exact_fisher_space(
+    posterior: Posterior, pool: Pool, labelled: Tensor | None = None, memory: int | None = None
+) -> Space:
+    """Build the Fisher space in closed form. Posteriors that have one register it here."""
+    raise InputError(f"the Fisher space of a {type(posterior).__name__} has no closed form")
+
+
+def _last_layer(problem: Problem) -> OuterSpace:
+    """Take gradients of L_n with respect to the weights of the last layer, at J posterior samples.
+
+    The gradient at theta_j is the outer product of dL_n/d outputs (C numbers) and the features (D numbers).
+    The inner product over all J C D coordinates is therefore (errors_n . errors_m) (features_n . features_m):
+    exact for these samples, with no random choice of coordinates.
+    """
+    posterior, pool, labelled = problem.posterior, problem.pool, problem.labelled
+    if not isinstance(posterior, LastLayerPosterior):
+        raise InputError(
+            f"{type(posterior).__name__} has no last layer to take gradients of; it needs the methods "
+            "features, outputs and likelihood of coresift.posteriors.LastLayerPosterior; 'acs-fw' needs none"
+        )
+    theta = problem.draw()
+    if problem.memory is not None:
+        seen = posterior.features(pool.take([0]))
+        numbers = posterior.outputs(seen, theta).numel() + seen.numel()
+        # Gradients for each sample, and features; both are then joined.
+        needed = CLOSED_FORM_BYTES + 24 * numbers
+        check_room(len(pool), needed, problem.memory, "try 'acs-fw' or 'predictive-lcmd'")
+
+    def map_rows(source: Pool) -> tuple[Tensor, Tensor]:
+        errors, features = [], []
+        for block in read(source, MAPPED_ROWS):
+            seen = posterior.features(block.x).detach()
+            outputs = posterior.outputs(seen, theta).detach().requires_grad_()  # (J, n, C)
+            likelihood = posterior.likelihood(outputs, theta)
+            values = expected_log_likelihood(posterior.predictive(block.x), likelihood, block.start)
+            (gradient,) = torch.autograd.grad(values.sum(), outputs)
+            errors.append(gradient.transpose(0, 1).flatten(1) / math.sqrt(len(gradient)))  # (n, J C)
+            features.append(seen)
+        return torch.cat(errors), torch.cat(features)
+
+    mapped = None if labelled is None else map_rows(as_pool(labelled))
+    return stored_outer_space(*map_rows(pool), labelled=mapped)
 
 
 def badge(problem: Problem) -> OuterSpace:
-    """Map points to gradients (p_n - onehot(argmax p_n)) (x) features_n.
+    """Map points to the last layer's loss gradient if the predicted label were the true one.
+
+    It is the outer product of p_n - onehot(argmax p_n) and the features of a point.
 
     References
     ----------
@@ -31,12 +98,6 @@ def badge(problem: Problem) -> OuterSpace:
         raise InputError(
             "features of labelled points go with labelled= here: gradients need the model's predictions"
         )
-    if problem.memory is not None:
-        row = pool.take([0])
-        seen = model_features(posterior, row) if problem.features is None else problem.features.take([0])
-        # Probabilities, predicted labels and features come in float64, and are then joined.
-        needed = CLOSED_FORM_BYTES + 32 * class_probabilities(posterior, row).numel() + 24 * seen.numel()
-        check_room(len(pool), needed, problem.memory, "try 'predictive-lcmd'")
 
     @torch.no_grad()
     def map_rows(source: Pool, seen: Pool | None) -> tuple[Tensor, Tensor]:
@@ -45,16 +106,17 @@ def badge(problem: Problem) -> OuterSpace:
         rows = [model_features(None if seen else posterior, block.x) for block in read(seen or source)]
         return probs - predicted, torch.cat(rows)
 
+    if problem.memory is not None:
+        first = None if problem.features is None else as_pool(problem.features.take([0]))
+        errors, features = map_rows(as_pool(pool.take([0])), first)
+        # Probabilities, predicted labels and features come in float64, and are then joined.
+        needed = CLOSED_FORM_BYTES + 32 * errors.numel() + 24 * features.numel()
+        check_room(len(pool), needed, problem.memory, "try 'predictive-lcmd'")
     mapped = None
     if labelled is not None:
         known = problem.labelled_features
         mapped = map_rows(as_pool(labelled), None if known is None else as_pool(known))
     return stored_outer_space(*map_rows(pool, problem.features), labelled=mapped)
-
-
-def badge_space(posterior: Posterior, pool: Pool, labelled: Tensor | None = None, **given: Any) -> OuterSpace:
-    """Build the space of `badge`; ``given`` are further attributes of a `Problem`, such as ``features``."""
-    return badge(Problem(pool, posterior, labelled=labelled, **given))
 
 
 def class_probabilities(posterior: Posterior, x: Tensor) -> Tensor:

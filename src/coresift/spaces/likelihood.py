@@ -26,10 +26,8 @@ from coresift.limits import NUM_OUTCOMES, POOL_BLOCK
 from coresift.pool import Pool, first_row
 from coresift.posteriors.base import Posterior
 from coresift.posteriors.samples import first_prediction, rows_at_a_time
-from coresift.spaces.base import Space
-from coresift.spaces.problem import Problem
-from coresift.spaces.storage import Columns, map_pool
-from coresift.spaces.vectors import VectorSpace, mapped_space
+from coresift.spaces.base import Problem, Space
+from coresift.spaces.vectors import Columns, VectorSpace, map_pool, mapped_space
 from coresift.special import student_t_entropy
 from coresift.types import Chunk
 
@@ -140,16 +138,17 @@ def expected_log_likelihood(predictive: Distribution, conditional: Distribution,
     predictive : batch shape (n,).
     conditional : batch shape (J, n).
     """
+    pair = predictive, conditional
     # torch's own divergence of classes is infinite where a probability rounds to zero.
-    if isinstance(predictive, Categorical) and isinstance(conditional, Categorical):
-        log_p, log_q = (each.logits.double().log_softmax(-1) for each in (predictive, conditional))
+    if all(isinstance(each, Categorical) for each in pair):
+        log_p, log_q = (each.logits.double().log_softmax(-1) for each in pair)
         probs = predictive.probs.double()
         return (probs * (log_q - log_p)).sum(-1).clamp(max=0) / probs.sum(-1)
-    if isinstance(predictive, Bernoulli) and isinstance(conditional, Bernoulli):
-        p, q = predictive.logits.double(), conditional.logits.double()
+    if all(isinstance(each, Bernoulli) for each in pair):
+        p, q = (each.logits.double() for each in pair)
         yes, no = (torch.sigmoid(s * p) * (logsigmoid(s * q) - logsigmoid(s * p)) for s in (1, -1))
         return (yes + no).clamp(max=0)
-    predictive, conditional = _in_double(predictive), _in_double(conditional)
+    predictive, conditional = map(_in_double, pair)
     try:
         return -kl_divergence(predictive.expand(conditional.batch_shape), conditional)
     except NotImplementedError:
@@ -173,21 +172,14 @@ def _monte_carlo(predictive: Distribution, conditional: Distribution, seed: int)
     return values / len(outcomes)
 
 
-@singledispatch
 def _in_double(distribution: Distribution) -> Distribution:
     """Return Gaussians in float64, where two that are nearly the same still differ; others as they are."""
+    if isinstance(distribution, Independent):
+        base = _in_double(distribution.base_dist)
+        return Independent(base, distribution.reinterpreted_batch_ndims, validate_args=False)
+    if isinstance(distribution, Normal):
+        return Normal(distribution.loc.double(), distribution.scale.double(), validate_args=False)
     return distribution
-
-
-@_in_double.register
-def _(distribution: Normal) -> Distribution:
-    return Normal(distribution.loc.double(), distribution.scale.double(), validate_args=False)
-
-
-@_in_double.register
-def _(distribution: Independent) -> Distribution:  # type: ignore[type-arg]
-    base = _in_double(distribution.base_dist)
-    return Independent(base, distribution.reinterpreted_batch_ndims, validate_args=False)
 
 
 @register_kl(StudentT, Normal)  # type: ignore[no-untyped-call, untyped-decorator]

@@ -27,9 +27,8 @@ from torch import Tensor
 from coresift.checks import check_room
 from coresift.limits import CLOSED_FORM_BYTES
 from coresift.pool import Pool
-from coresift.posteriors.gaussian import GaussianWeights
-from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
-from coresift.spaces.fisher import exact_fisher_space
+from coresift.posteriors.linear import GaussianWeights, LinearPosterior, NormalInverseGammaPosterior
+from coresift.spaces.gradient import exact_fisher_space
 from coresift.spaces.likelihood import exact_likelihood_space
 from coresift.spaces.outer import OuterKernel, OuterSpace
 from coresift.spaces.predictive import exact_predictive_rows
@@ -39,16 +38,33 @@ Rows = Tensor | None
 Bytes = int | None
 
 
+@exact_fisher_space.register(LinearPosterior)
+@exact_fisher_space.register(NormalInverseGammaPosterior)
+def _(
+    posterior: LinearPosterior | NormalInverseGammaPosterior,
+    pool: Pool,
+    labelled: Rows = None,
+    memory: Bytes = None,
+) -> OuterSpace:
+    if isinstance(posterior, LinearPosterior):
+        scale = posterior.noise_variance**-2
+    else:
+        scale = posterior.shape / posterior.rate
+    kernel = OuterKernel(_sides(posterior), scale, posterior.covariance.double())
+    return _space(kernel, pool, labelled, memory)
+
+
 @exact_likelihood_space.register
 def _(
     posterior: LinearPosterior, pool: Pool, labelled: Rows = None, centred: bool = False, memory: Bytes = None
 ) -> OuterSpace:
-    noise, sides = posterior.noise_variance, _sides(posterior, posterior.factor.double())
+    noise = posterior.noise_variance
 
     def mean(x: Tensor) -> Tensor:
         ratio = posterior.function_variance(x) / noise
         return (0.5 * torch.log1p(ratio) - ratio).unsqueeze(1)
 
+    sides = _sides(posterior, posterior.factor.double())
     kernel = OuterKernel(sides, 0.5 / noise**2, offset=None if centred else mean)
     return _space(kernel, pool, labelled, memory)
 
@@ -82,23 +98,7 @@ def _(
     ]
     offset_metric = torch.tensor(metric, dtype=torch.float64, device=posterior.mean.device)
     sides = _sides(posterior, posterior.factor.double())
-    kernel = OuterKernel(sides, 0.5, offset=offset, offset_metric=offset_metric)
-    return _space(kernel, pool, labelled, memory)
-
-
-@exact_fisher_space.register
-def _(posterior: LinearPosterior, pool: Pool, labelled: Rows = None, memory: Bytes = None) -> OuterSpace:
-    kernel = OuterKernel(_sides(posterior), posterior.noise_variance**-2, posterior.covariance.double())
-    return _space(kernel, pool, labelled, memory)
-
-
-@exact_fisher_space.register
-def _(
-    posterior: NormalInverseGammaPosterior, pool: Pool, labelled: Rows = None, memory: Bytes = None
-) -> OuterSpace:
-    scale = posterior.shape / posterior.rate
-    kernel = OuterKernel(_sides(posterior), scale, posterior.covariance.double())
-    return _space(kernel, pool, labelled, memory)
+    return _space(OuterKernel(sides, 0.5, None, offset, offset_metric), pool, labelled, memory)
 
 
 @exact_predictive_rows.register

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from coresift import limits
 from coresift.pool import ArrayPool, Pool, blocks, read
-from coresift.spaces.base import KernelSpace, labelled_elements
-from coresift.spaces.storage import divide, excess_exponent, largest_entry
-from coresift.types import InputError
+from coresift.spaces.base import KernelSpace, labelled_elements, out_of_range
+from coresift.spaces.vectors import divide, excess_exponent, largest_entry
 
 
 @dataclass(frozen=True)
@@ -144,9 +143,6 @@ def stored_outer_space(
     anchors = None if labelled is None else joined(*labelled)
     space = OuterSpace(OuterKernel(sides), ArrayPool(joined(left, right)), anchors)
     if not -1074 <= sum(exponents) < 1024:  # no float64 is that power of two
-        raise InputError(
-            "the vectors are out of the range of float64 arithmetic; measure the pool's columns in other "
-            "units, so that their numbers are of about size one"
-        )
+        raise out_of_range("the vectors are")
     space.scale = math.ldexp(1.0, sum(exponents))
     return space

@@ -18,9 +18,8 @@ from coresift.limits import MAPPED_ROWS, PROJECTED_WIDTH
 from coresift.pool import Pool
 from coresift.posteriors.base import Posterior
 from coresift.posteriors.samples import first_prediction, mean_over, rows_at_a_time
-from coresift.spaces.problem import Problem
-from coresift.spaces.storage import Columns, map_pool
-from coresift.spaces.vectors import VectorSpace, mapped_space
+from coresift.spaces.base import Problem
+from coresift.spaces.vectors import Columns, VectorSpace, map_pool, mapped_space
 from coresift.types import Chunk
 
 Scaling: TypeAlias = Literal["information", "margin"]

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from coresift import limits
 from coresift.checks import check_covariance, check_finite, check_room
-from coresift.limits import CLOSED_FORM_BYTES, PROBIT_TILE
 from coresift.pool import Pool, read
 from coresift.posteriors.probit import ProbitPosterior
 from coresift.progress import progress_bar
 from coresift.spaces.base import KernelSpace, labelled_elements
-from coresift.spaces.fisher import exact_fisher_space
+from coresift.spaces.gradient import exact_fisher_space
 from coresift.special import normal_cdf_covariance
 
 
@@ -51,7 +50,11 @@ class ProbitFisherSpace(KernelSpace):
     resolution = 1e-12
 
     def __init__(
-        self, posterior: ProbitPosterior, pool: Pool, labelled: Tensor | None = None, tile: int = PROBIT_TILE
+        self,
+        posterior: ProbitPosterior,
+        pool: Pool,
+        labelled: Tensor | None = None,
+        tile: int = limits.PROBIT_TILE,
     ) -> None:
         self._tile = tile
         rows = torch.cat([posterior.features(block.x).double() for block in read(pool)])
@@ -101,7 +104,7 @@ def _(
     posterior: ProbitPosterior, pool: Pool, labelled: Tensor | None = None, memory: int | None = None
 ) -> ProbitFisherSpace:
     numbers = 2 * pool.take([0]).numel()  # rows and directions
-    check_room(len(pool), CLOSED_FORM_BYTES + 8 * numbers, memory, "try 'acs-fw' or 'predictive-lcmd'")
+    check_room(len(pool), limits.CLOSED_FORM_BYTES + 8 * numbers, memory, "try 'acs-fw' or 'predictive-lcmd'")
     return ProbitFisherSpace(posterior, pool, labelled)
 
 

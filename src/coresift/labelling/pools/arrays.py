@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from coresift import limits
 from coresift.labelling.pools.base import Block, ItemPool, Positions, Reading, check_numbers, refuse_columns
-from coresift.pool import checked_index, open_npy
-from coresift.pool.array import release_pages
+from coresift.pool import checked_index, open_npy, release_pages
 from coresift.types import Index, InputError
 
 
