@@ -130,7 +130,7 @@ def test_shapes_and_types():
         select(probs=PROBS, features=X[:3], budget=1, strategy="k-center")
     with pytest.raises(InputError, match=r"vectors have shape \(3,\)"):
         VectorSpace(torch.zeros(3))
-    with pytest.raises(InputError, match="square"):
+    with pytest.raises(InputError, match=r"Gram matrix has shape \(3, 2\), expected \(3, 3\)"):
         GramSpace(torch.zeros(3, 2))
     with pytest.raises(InputError, match="the space holds nan in row 1, column 0"):
         VectorSpace(torch.tensor([[1.0, torch.nan]]))

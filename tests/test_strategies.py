@@ -7,6 +7,7 @@ from torch.distributions import Bernoulli, Categorical, Gamma, Laplace, MixtureS
 
 import coresift
 from coresift import STRATEGIES, Resources, find_strategy, select
+from coresift.errors import InputError
 from coresift.pool import ArrayPool, as_pool
 from coresift.posteriors import (
     BayesianLinearRegression,
@@ -21,7 +22,6 @@ from coresift.scores import Score, margin
 from coresift.selectors import GumbelTopB, TopB
 from coresift.spaces import Problem, badge, likelihood_space, predictive_space, sampled_likelihood_space
 from coresift.testing import check_posterior, check_space
-from coresift.types import InputError
 
 N = 60
 CLASSES_ONLY = {"margin", "badge"}

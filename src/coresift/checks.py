@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from numbers import Real
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution
@@ -26,12 +28,11 @@ def check_finite(x: Tensor, start: int = 0, what: str = "pool") -> None:
     # One pass without a mask: the sum is finite if every entry is, except for rare overflow.
     if not x.is_floating_point() or math.isfinite(float(x.sum())):
         return
-    bad = (~torch.isfinite(x.reshape(len(x), -1))).nonzero()
+    bad = torch.isfinite(x).logical_not().nonzero()
     if len(bad):
-        row, column = (int(i) for i in bad[0])
-        value = float(x.reshape(len(x), -1)[row, column])
-        within = np.unravel_index(column, x.shape[1:]) if x.ndim > 2 else ()
-        where = f"at {tuple(map(int, within))}" if within else f"column {column}"
+        row, *within = bad[0].tolist()
+        where = f"at {tuple(within)}" if len(within) > 1 else f"column {sum(within)}"
+        value = float(x[tuple(bad[0])])
         raise InputError(
             f"the {what} holds {value} in row {start + row}, {where}; drop or impute such rows first"
         )
@@ -47,17 +48,14 @@ def check_dense(tensor: Tensor, what: str) -> None:
 def check_shape(tensor: Tensor, shape: tuple[int | None, ...], what: str) -> None:
     """Raise unless ``tensor`` has ``shape``; ``None`` stands for any length."""
     seen = tuple(tensor.shape)
-    fits = len(seen) == len(shape) and all(w is None or s == w for s, w in zip(seen, shape, strict=False))
-    if not fits:
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise InputError(f"{what} has shape {seen}, expected ({wanted})")
+    wanted = [size if length is None else length for size, length in zip(seen, shape, strict=False)]
+    if len(seen) != len(shape) or seen != tuple(wanted):
+        expected = ", ".join("any" if length is None else str(length) for length in shape)
+        raise InputError(f"{what} has shape {seen}, expected ({expected})")
 
 
 def check_probabilities(probs: Tensor, start: int | None = None) -> None:
-    """Raise unless the last axis of ``probs`` (n, ..., C) holds non-negative numbers that sum to one.
-
-    ``start`` is the index of the first row in the pool, where it is known.
-    """
+    """Raise unless the last axis of ``probs`` (n, ..., C) holds non-negative numbers that sum to one."""
     total = probs.sum(-1).reshape(len(probs), -1)
     # Loose enough for softmax outputs that were once in half precision.
     wrong = ((total - 1).abs() > 1e-3).any(-1) | (probs < 0).reshape(len(probs), -1).any(-1)
@@ -90,7 +88,7 @@ def check_covariance(matrix: Tensor, what: str = "covariance") -> Tensor:
 
 
 def check_integer(value: object, least: int, name: str) -> int:
-    """Return ``value`` as a Python int; raise unless it is an integer of at least ``least``.
+    """Return ``value`` as a Python int, which cannot wrap around; raise unless it is at least ``least``.
 
     >>> check_integer(2.5, 1, "refit_every")
     Traceback (most recent call last):
@@ -129,16 +127,13 @@ def check_choice(value: object, known: Iterable[str], name: str) -> None:
 
 
 def check_switch(value: object, name: str) -> None:
-    """Raise unless ``value`` is true or false: ``"no"`` would count as true."""
+    """Raise unless ``value`` is true or false."""
     if not isinstance(value, bool | np.bool_):
         raise InputError(f"{name} is {shown(value)}, expected true or false")
 
 
 def check_budget(budget: object, size: int) -> int:
-    """Return ``budget`` as a Python int; raise unless it is between 1 and the ``size`` of the pool.
-
-    NumPy integers would wrap around: ``np.uint64(3) - 5`` is a large number, not -2.
-    """
+    """Return ``budget`` as a Python int; raise unless it is between 1 and the ``size`` of the pool."""
     number = check_integer(budget, 1, "budget")
     if number > size:
         raise InputError(f"budget is {number}, but the pool holds {size} points")
@@ -147,15 +142,7 @@ def check_budget(budget: object, size: int) -> int:
 
 def check_index(index: Iterable[int], size: int, what: str) -> Index:
     """Return ``index`` as a sorted array of distinct indices into a pool of ``size`` points."""
-    if not isinstance(index, Iterable) or isinstance(index, str):
-        raise InputError(f"{what} is {shown(index)}, expected a list of indices into the pool")
-    if isinstance(index, Tensor):
-        check_dense(index, what)
-        index = index.cpu()
-    try:
-        array = np.asarray(index if isinstance(index, Tensor | np.ndarray) else list(index))
-    except ValueError:  # lists of different lengths
-        raise InputError(f"{what} is {shown(index)}, expected a list of integers") from None
+    array = _as_index_array(index, what)
     if array.size == 0:
         return np.empty(0, dtype=np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -167,6 +154,18 @@ def check_index(index: Iterable[int], size: int, what: str) -> Index:
     if len(wrong):
         raise InputError(f"{what} names point {wrong[0]}, but the pool holds points 0 to {size - 1}")
     return np.unique(array).astype(np.int64)
+
+
+def _as_index_array(index: Iterable[int], what: str) -> npt.NDArray[Any]:
+    if not isinstance(index, Iterable) or isinstance(index, str):
+        raise InputError(f"{what} is {shown(index)}, expected a list of indices into the pool")
+    if isinstance(index, Tensor):
+        check_dense(index, what)
+        return index.numpy(force=True)
+    try:
+        return np.asarray(index if isinstance(index, np.ndarray) else list(index))
+    except ValueError:  # lists of different lengths
+        raise InputError(f"{what} is {shown(index)}, expected a list of integers") from None
 
 
 def check_samples(each: Distribution) -> None:

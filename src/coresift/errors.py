@@ -30,12 +30,9 @@ def suggestion(word: object, known: Iterable[str]) -> str:
 
 
 class InputError(ValueError):
-    """The caller passed something that cannot be used; the message says what was seen and what to do.
+    """The caller passed something that cannot be used; the message says what was seen and what to do."""
 
-    ``exit_code`` is the exit code of a command that ends with this error.
-    """
-
-    exit_code = 2
+    exit_code = 2  # of a command that ends with this error
 
 
 class DiskFullError(InputError):

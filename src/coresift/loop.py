@@ -29,13 +29,10 @@ class Labeller(Protocol[AskedItem, GivenAnswer]):
     def ask(self, items: Sequence[AskedItem], commit: Callable[[], None]) -> Any:
         """Send items to the people who label them, in the order of choice.
 
-        Items may be asked for again before they are answered, and must then not arrive twice.
-
-        Parameters
-        ----------
-        commit : records that these items are asked for; to be called once. A file calls it when its content
-            is on the disk and only its name is missing; a server calls it before it sends, since it can send
-            again. After an error before that, nothing was asked.
+        Items may be asked for again before they are answered, and must then not arrive twice. Call ``commit``
+        once, when the items can no longer get lost: it records that they are asked for. A file calls it when
+        its content is on the disk and only its name is missing; a server calls it before it sends, since it
+        can send again. After an error before that, nothing was asked.
         """
 
     def collect(self, add: Callable[[Sequence[GivenAnswer]], Any]) -> Any:
@@ -77,10 +74,7 @@ def ask_next(learner: Learner[Model, Item, Answer, Record], labeller: Labeller[I
 
 
 def turn(learner: Learner[Model, Item, Answer, Record], labeller: Labeller[Item, Answer]) -> None:
-    """Run one round, or continue a round whose answers have not come in yet.
-
-    Where items are pending, they are asked for again, and nothing is chosen.
-    """
+    """Run one round; where items are pending, ask for them again instead of choosing others."""
     pending = learner.pending()
     if pending:
         labeller.ask(pending, lambda: None)

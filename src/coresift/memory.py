@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import replace
-from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +58,15 @@ def check_memory(memory: int | str, size: int, held: int = 0) -> int:
     least = limits.LIBRARY_BYTES + 4 * size  # a few bytes for each point
     if limit - held < least:
         besides = f", and the process holds {as_bytes(held)} already" if held else ""
-        raise InputError(
-            f"memory is {memory!r}, but a pool of {size:,} points needs at least {least / 1e9:.1f} GB"
-            + besides
-        )
+        needed = f"a pool of {size:,} points needs at least {least / 1e9:.1f} GB"
+        raise InputError(f"memory is {memory!r}, but {needed}{besides}")
     return limit - held
 
 
 def _parse_bytes(memory: int | str) -> int:
     """Return the number of bytes that ``memory`` names, or 0 where it names none."""
-    if isinstance(memory, bool):
-        return 0
-    match = re.fullmatch(r"([\d.]+(?:E\+?\d+)?) ?([KMGT]?)(I?)B?", str(memory).strip().upper(), re.ASCII)
+    text = "" if isinstance(memory, bool) else str(memory).strip().upper()
+    match = re.fullmatch(r"([\d.]+(?:E\+?\d+)?) ?([KMGT]?)(I?)B?", text, re.ASCII)
     if match is None:
         return 0
     unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
@@ -91,8 +87,11 @@ def left_for_space(memory: int, strategy: Strategy, problem: Problem, taken: int
     taken : how many points will be in the batch or are pending: selectors keep their vectors.
     """
     size = len(problem.pool)
-    memory = left_beside(strategy.selector, memory - _bytes_of_blocks(problem), problem)
-    columns = None if isinstance(strategy.selector, KMedoids) else _columns_of_one(strategy, problem)
+    memory -= _bytes_of_blocks(problem)
+    if isinstance(strategy.selector, KMedoids):
+        return _left_by_medoids(strategy.selector, memory, problem)
+    memory = _left_by(strategy.selector, memory, size)
+    columns = _columns_of_one(strategy, problem)
     if columns is None:
         return memory
     width = columns.shape[0]
@@ -121,17 +120,14 @@ def _bytes_of_blocks(problem: Problem) -> int:
     return min(limits.BLOCK_NUMBER_BYTES * numbers, limits.MOST_BLOCK_BYTES)
 
 
-@singledispatch
-def left_beside(selector: Selector[Any], memory: int, problem: Problem) -> int:
-    """Return the bytes that a selector leaves of ``memory``; raise where it needs more."""
-    size, each = len(problem.pool), _BYTES_PER_POINT.get(type(selector), 0)
+def _left_by(selector: Selector[Any], memory: int, size: int) -> int:
+    each = _BYTES_PER_POINT.get(type(selector), 0)
     if each:
         check_room(size, each, memory, "raise the limit")
     return memory - each * size
 
 
-@left_beside.register
-def _(selector: KMedoids, memory: int, problem: Problem) -> int:
+def _left_by_medoids(selector: KMedoids, memory: int, problem: Problem) -> int:
     """Without room for copies of all vectors, these go to a file, and a sample of them is clustered."""
     size = len(problem.pool)
     pairs = limits.MEDOID_PAIR_BYTES * min(size, selector.max_points) ** 2
@@ -148,11 +144,10 @@ def _(selector: KMedoids, memory: int, problem: Problem) -> int:
 
 def _columns_of_one(strategy: Strategy, problem: Problem) -> Columns | None:
     """Build the space of the first point alone, to see how wide its vector is; ``None`` if it stores none."""
-    features = None if problem.features is None else as_pool(problem.features.take([0]))
     alone = replace(
         problem,
         pool=as_pool(problem.pool.take([0])),
-        features=features,
+        features=None if problem.features is None else as_pool(problem.features.take([0])),
         labelled=None,
         labelled_features=None,
         generator=problem.generator.clone_state(),

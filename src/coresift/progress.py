@@ -33,8 +33,7 @@ def progress_bar(what: str, total: int, after: float = BAR_AFTER_SECONDS) -> Ite
         progress.advance(task, steps)
         if wanted and time.monotonic() - began > after:
             wanted = False
-            # A display of the caller may already hold the terminal: leave it alone.
-            with suppress(LiveError):
+            with suppress(LiveError):  # a display of the caller may already hold the terminal: leave it alone
                 progress.start()
 
     try:

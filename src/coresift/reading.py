@@ -52,17 +52,16 @@ def check_header(path: Path, names: Sequence[str]) -> None:
     has_letters = any(map(str.isalpha, "".join(names)))
     if not has_letters or all(map(_is_number, filter(str.strip, names))):
         raise InputError(f"{path} has no header: its first line is {','.join(names)[:60]}; put names there")
-    for index, name in enumerate(names):
-        if not name.strip():
-            raise InputError(
-                f"column {index} of {path} has no name; if it is the index of a DataFrame, "
-                "write the file with index=False, otherwise name it"
-            )
-    repeated = [name for name, count in Counter(names).items() if count > 1]
+    nameless = [index for index, name in enumerate(names) if not name.strip()]
+    if nameless:
+        raise InputError(
+            f"column {nameless[0]} of {path} has no name; if it is the index of a DataFrame, "
+            "write the file with index=False, otherwise name it"
+        )
+    repeated = ", ".join(repr(name) for name, count in Counter(names).items() if count > 1)
     if repeated:
         raise InputError(
-            f"{path} has more than one column named {', '.join(map(repr, repeated))}; "
-            "give each a name of its own or drop it"
+            f"{path} has more than one column named {repeated}; give each a name of its own or drop it"
         )
 
 
@@ -70,7 +69,7 @@ def without_index(path: Path, table: Any, target: str | None) -> Any:
     """Drop the columns of an Arrow table that pandas marked as its index, unless one is the target."""
     # Where the index is a range, pandas writes a description instead of a name.
     described = (table.schema.pandas_metadata or {}).get("index_columns", [])
-    index = {name for name in described if isinstance(name, str) and name != target}
+    index = [name for name in described if isinstance(name, str) and name != target]
     kept = [number for number, name in enumerate(table.column_names) if name not in index]
     if not kept:
         raise InputError(f"{path} has no columns but an index of pandas; make columns of it by reset_index()")

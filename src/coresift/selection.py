@@ -25,7 +25,7 @@ from coresift.checks import (
 from coresift.errors import InputError, shown
 from coresift.limits import SWAPPED_AXES
 from coresift.memory import check_memory, held_bytes, left_for_space
-from coresift.pool import ArrayPool, Pool, PoolLike, as_array, as_float, as_pool
+from coresift.pool import ArrayPool, Pool, PoolLike, as_float, as_pool
 from coresift.posteriors.base import Posterior
 from coresift.posteriors.network import split_last_layer
 from coresift.posteriors.samples import ClassSamples, GaussianSamples
@@ -122,12 +122,12 @@ def select(
     _check_arguments(old)
     method = find_strategy(strategy)
     given = _Given(pool, posterior, probs, means, variances, labelled, features)
-    problem, budget = _problem(given, method, budget, resources, seed)
+    problem = _problem(given, method, budget, resources, seed)
     if resources.engine == "ray":
         return _ray(method)(method, problem, budget, pending, exclude, num_workers=resources.num_workers)
     with enough_threads(len(problem.pool) * problem.num_samples):
         if problem.memory is not None:
-            taken = budget + len(check_index(pending, len(problem.pool), "pending"))
+            taken = int(budget) + len(check_index(pending, len(problem.pool), "pending"))
             problem = replace(problem, memory=left_for_space(problem.memory, method, problem, taken))
         return method.run(problem, budget, pending, exclude)
 
@@ -143,37 +143,10 @@ class _Given(NamedTuple):
     labelled: Any
     features: Any
 
-
-def _problem(
-    given: _Given, method: Strategy, budget: int, resources: Resources, seed: int
-) -> tuple[Problem, int]:
-    """Return the problem and the budget, checked."""
-    held = 0 if resources.memory is None or resources.engine is not None else held_bytes()
-    model, source, known = _model(given)
-    budget = check_budget(budget, len(source))
-    from_predictions = given.probs is not None or given.means is not None
-    of_pool = given.pool if given.features is None and from_predictions else given.features
-    features, labelled_features = _features(of_pool, len(source))
-    memory = None if resources.memory is None else check_memory(resources.memory, len(source), held)
-    if resources.engine is None and not from_predictions:  # workers apply a network themselves
-        before = source
-        model, source, known = split_last_layer(model, source, known, memory)
-        if memory is not None and source is not before:
-            memory -= max(held_bytes() - held, 0)  # the network's outputs, where they are kept in memory
-    problem = Problem(
-        source,
-        model,
-        generator=make_generator(seed),
-        labelled=known,
-        features=features,
-        labelled_features=labelled_features,
-        # Several points may have the same predictions.
-        points=features if from_predictions else None,
-        num_samples=method.num_samples or default_num_samples(budget),
-        exact=method.exact,
-        memory=memory,
-    )
-    return problem, budget
+    @property
+    def predicted(self) -> bool:
+        """Whether predictions were passed instead of a model."""
+        return self.probs is not None or self.means is not None
 
 
 def _check_arguments(old: dict[str, Any]) -> None:
@@ -182,6 +155,33 @@ def _check_arguments(old: dict[str, Any]) -> None:
         if name in _OLD_ARGUMENTS:
             raise InputError(f"select has no argument {name}= any more; {_OLD_ARGUMENTS[name].format(name)}")
         raise TypeError(f"select() got an unexpected keyword argument {name!r}")
+
+
+def _problem(given: _Given, method: Strategy, budget: int, resources: Resources, seed: int) -> Problem:
+    local = resources.engine is None  # the workers of a cluster apply a network themselves
+    held = held_bytes() if local and resources.memory is not None else 0
+    model, source, known = _model(given)
+    budget = check_budget(budget, len(source))
+    of_pool = given.pool if given.predicted and given.features is None else given.features
+    features, labelled_features = _features(of_pool, len(source))
+    memory = None if resources.memory is None else check_memory(resources.memory, len(source), held)
+    if local and not given.predicted:
+        before = source
+        model, source, known = split_last_layer(model, source, known, memory)
+        if memory is not None and source is not before:
+            memory -= max(held_bytes() - held, 0)  # the network's outputs, where they are kept in memory
+    return Problem(
+        source,
+        model,
+        generator=make_generator(seed),
+        labelled=known,
+        features=features,
+        labelled_features=labelled_features,
+        points=features if given.predicted else None,  # several points may have the same predictions
+        num_samples=method.num_samples or default_num_samples(budget),
+        exact=method.exact,
+        memory=memory,
+    )
 
 
 def _ray(method: Strategy) -> Callable[..., Batch]:
@@ -196,21 +196,21 @@ def _ray(method: Strategy) -> Callable[..., Batch]:
 
 def _model(given: _Given) -> tuple[Posterior | None, Pool, Tensor | None]:
     """Return the posterior, the pool that it reads, and the labelled points in the same form."""
-    pool, posterior, probs, means, variances, labelled, _ = given
-    if sum(model is not None for model in (posterior, probs, means)) > 1:
+    if sum(model is not None for model in (given.posterior, given.probs, given.means)) > 1:
         raise InputError("pass only one of posterior=, probs= and means=")
-    if (means is None) != (variances is None):
+    if (given.means is None) != (given.variances is None):
         raise InputError(
             "means= and variances= go together; for an ensemble without variances pass a noise variance"
         )
-    if probs is not None:
-        return _class_model(probs, labelled)
-    if means is not None:
-        return _gaussian_model(means, variances, labelled)
-    if pool is None:
+    if given.probs is not None:
+        return _class_model(given.probs, given.labelled)
+    if given.means is not None:
+        return _gaussian_model(given.means, given.variances, given.labelled)
+    if given.pool is None:
         raise InputError("nothing to choose from: pass a pool, or probs=, or means= and variances=")
-    source = as_pool(pool)
-    return None if posterior is None else _posterior(posterior), source, _labelled(labelled, source)
+    source = as_pool(given.pool)
+    posterior = None if given.posterior is None else _posterior(given.posterior)
+    return posterior, source, _labelled(given.labelled, source)
 
 
 def _class_model(probs: Any, labelled: Any) -> tuple[Posterior, Pool, Tensor | None]:
@@ -238,27 +238,28 @@ def _gaussian_model(means: Any, variances: Any, labelled: Any) -> tuple[Posterio
 
 def _posterior(given: Any) -> Posterior:
     """Return a posterior, or that of a fitted estimator."""
+    is_class = isinstance(given, type)
     found = given if isinstance(given, Posterior) else getattr(given, "posterior_", None)
-    if isinstance(found, Posterior) and not isinstance(given, type):
+    if isinstance(found, Posterior) and not is_class:
         return found
-    name = given.__name__ if isinstance(given, type) else type(given).__name__
-    if hasattr(given, "posterior_type") and not isinstance(given, type):  # an estimator of this library
+    name = (given if is_class else type(given)).__name__
+    if hasattr(given, "posterior_type") and not is_class:  # an estimator of this library
         raise InputError(f"{name} is not fitted yet; call fit(X, y) on it first")
-    advice = "it lacks sample, conditional or predictive"
-    if hasattr(given, "fit"):
-        advice = "pass what its fit(x, y) returns"
-    if hasattr(given, "predict"):
-        advice = "pass what several fits of it predict as probs=, or as means= and variances="
-    raise InputError(f"{name} is no posterior: {advice}")
+    advice = {
+        "predict": "pass what several fits of it predict as probs=, or as means= and variances=",
+        "fit": "pass what its fit(x, y) returns",
+    }
+    lacks = "it lacks sample, conditional or predictive"
+    why = next((text for method, text in advice.items() if hasattr(given, method)), lacks)
+    raise InputError(f"{name} is no posterior: {why}")
 
 
 def _features(features: Any, num_points: int) -> tuple[Pool | None, Tensor | None]:
     """Return the features of the pool and those of the labelled points."""
     if features is None:
         return None, None
-    of_pool, of_labelled = (
-        features if isinstance(features, tuple) and len(features) == 2 else (features, None)
-    )
+    is_pair = isinstance(features, tuple) and len(features) == 2
+    of_pool, of_labelled = features if is_pair else (features, None)
     found = as_pool(of_pool)
     if len(found) != num_points:
         raise InputError(f"the pool's features hold {len(found)} points, but the predictions {num_points}")
@@ -269,10 +270,9 @@ def _labelled(rows: Any, pool: Pool) -> Tensor | None:
     """Return labelled points, checked to have the shape of the pool's rows; ``None`` where there are none."""
     if rows is None:
         return None
-    array = rows.detach() if isinstance(rows, Tensor) else as_array(rows)
-    if array.ndim and len(array) == 0:
+    tensor = as_float(rows)
+    if tensor.ndim and len(tensor) == 0:
         return None
-    tensor = as_float(array)
     check_shape(tensor, (None, *next(pool.chunks()).x.shape[1:]), "an array of labelled points")
     check_finite(tensor, what="array of labelled points")
     return tensor
@@ -299,8 +299,9 @@ def _array(values: Any, name: str, axes: str) -> Any:
         array = values.detach() if isinstance(values, Tensor) else np.asanyarray(values)
     except ValueError:
         raise InputError(f"{name} has rows of different lengths, expected an array ({axes})") from None
-    if array.ndim != axes.count(",") + 1:
-        advice = f"; of a single model, pass {name}[None]" if array.ndim == axes.count(",") else ""
+    missing = axes.count(",") + 1 - array.ndim
+    if missing:
+        advice = f"; of a single model, pass {name}[None]" if missing == 1 else ""
         raise InputError(f"{name} has shape {tuple(array.shape)}, expected ({axes}){advice}")
     if 0 in array.shape and name != "labelled":  # there may be no labelled points
         raise InputError(f"{name} has shape {tuple(array.shape)}, expected at least one of each ({axes})")
@@ -313,12 +314,11 @@ def _gaussian(means: Any, variances: Any, name: str) -> Tensor:
     """Return (K, N, 2) means and variances."""
     mean = as_float(_array(means, name, "samples, points"))
     try:
-        spread = as_float(variances.detach() if isinstance(variances, Tensor) else as_array(variances))
+        spread = as_float(variances).to(mean)
     except InputError:
         raise InputError(
             f"variances are {shown(variances)}, expected a positive number or an array of such numbers"
         ) from None
-    spread = spread.to(mean)
     try:
         return torch.stack([mean, spread.expand(mean.shape)], -1)
     except RuntimeError:
@@ -332,16 +332,14 @@ def _gaussian(means: Any, variances: Any, name: str) -> Tensor:
 def _warn_of_swapped_axes(values: Any, name: str) -> None:
     """Warn where predictions (K, N, ...) look like those of (N, K, ...).
 
-    An ensemble has ten times as many members as there are points only if there are few points. Even then, the
-    members' predictions for one point differ less than one member's predictions for many points. If it is the
-    other way round, the axes are probably swapped.
+    Few ensembles have ten times as many members as there are points. Even then, the members' predictions for
+    one point differ less than one member's predictions for many points.
     """
     num_samples, num_points = values.shape[:2]
     if num_samples <= SWAPPED_AXES * num_points or num_points < 2:
         return
     some = as_float(values[: 100 * SWAPPED_AXES])
-    over_samples, over_points = (float(some.var(axis).mean()) for axis in (0, 1))
-    if over_samples > over_points:
+    if some.var(0).mean() > some.var(1).mean():
         warnings.warn(
             f"{name} has shape {tuple(values.shape)}, {num_samples} samples of {num_points} points; if these "
             f"are {num_samples} points, swap the axes, as np.swapaxes({name}, 0, 1) does",

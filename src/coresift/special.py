@@ -32,13 +32,11 @@ def bivariate_normal_cdf(h: Tensor, k: Tensor, rho: Tensor) -> Tensor:
 
 @torch.no_grad()
 def normal_cdf_covariance(h: Tensor, k: Tensor, rho: Tensor) -> Tensor:
-    """P(X <= h, Y <= k) - P(X <= h) P(Y <= k): how far two correlated normals are from independent.
+    """P(X <= h, Y <= k) - P(X <= h) P(Y <= k): the covariance of the indicators of X <= h and Y <= k.
 
-    This is the covariance of the indicators of X <= h and Y <= k, and of Phi(a) and Phi(b) for jointly
-    normal a and b. It is integrated directly, so that it keeps its digits where the difference of the two
-    probabilities would cancel: for arguments up to 8, errors are below 1e-12 of
-    ``sqrt(cov(h, h, |rho|) cov(k, k, |rho|))``, which bounds it.
-    The arguments broadcast; infinities and |rho| = 1 are allowed. No gradients.
+    It is integrated directly, so that it keeps its digits where the difference of the two probabilities would
+    cancel: for arguments up to 8, errors are below 1e-12 of ``sqrt(cov(h, h, |rho|) cov(k, k, |rho|))``,
+    which bounds it. The arguments broadcast; infinities and |rho| = 1 are allowed. No gradients.
 
     References
     ----------
@@ -122,10 +120,9 @@ def _normal_cdf(z: Tensor) -> Tensor:
 
 
 def student_t_entropy(df: float | Tensor, scale: Tensor) -> Tensor:
-    """Entropy of Student's t with ``df`` degrees of freedom, in the shape ``df`` and ``scale`` share.
+    """Entropy of Student's t with v = ``df`` degrees of freedom, in the shape ``df`` and ``scale`` share.
 
-    (v+1)/2 [digamma((v+1)/2) - digamma(v/2)] + log(sqrt(v) B(v/2, 1/2)) + log scale, for v = df. A number
-    ``df`` costs one logarithm a point.
+    (v+1)/2 [digamma((v+1)/2) - digamma(v/2)] + log(sqrt(v) B(v/2, 1/2)) + log scale.
 
     >>> student_t_entropy(1.0, torch.ones(1)) - math.log(4 * math.pi) < 1e-6  # the Cauchy distribution
     tensor([True])

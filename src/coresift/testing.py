@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution
 
+from coresift.errors import InputError
 from coresift.posteriors.base import Posterior
 from coresift.scores import Score
 from coresift.search import cosine_search
 from coresift.selectors.base import Selector
 from coresift.spaces.base import Space
 from coresift.spaces.likelihood import expected_log_likelihood
-from coresift.types import Batch, InputError
+from coresift.types import Batch
 
 
 def check_posterior(

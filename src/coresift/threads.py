@@ -44,12 +44,9 @@ def enough_threads(work: float, small: float = limits.SMALL_WORK) -> Iterator[No
     ----------
     work : multiplications in one operation, roughly.
 
-    >>> before = torch.get_num_threads()
     >>> with enough_threads(1000):
     ...     torch.get_num_threads()
     1
-    >>> torch.get_num_threads() == before
-    True
     """
     before, around = torch.get_num_threads(), (_current.most, _current.large, _current.counted)
     _current.most = before if _current.most is None else _current.most
@@ -69,6 +66,11 @@ def count_again(interval: float = limits.RECOUNT_SECONDS) -> None:
     if _current.large and _current.most is not None and time.monotonic() - _current.counted >= interval:
         _use(min(_current.most, free_cores()) if _current.most > 1 else 1)
         _current.counted = time.monotonic()
+
+
+def _use(threads: int) -> None:
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
 
 
 def usable_cores() -> set[int]:
@@ -123,6 +125,12 @@ def _is_running(task: Path) -> bool:
         return False
 
 
+class _Look(NamedTuple):
+    cores: set[int]
+    time: float
+    others: float  # seconds that all others together have used these cores
+
+
 class _Others:
     """Measures how many of the cores that this process may use other programs have kept busy lately."""
 
@@ -147,30 +155,16 @@ class _Others:
         return _Look(cores, time.monotonic(), _busy_seconds(cores) - time.process_time())
 
 
-class _Look(NamedTuple):
-    cores: set[int]
-    time: float
-    others: float  # seconds that all others together have used these cores
-
-
 def _busy_seconds(cores: set[int]) -> float:
     """Return the seconds that these cores were busy since the machine was started, summed over cores."""
-    ticks = 0
     try:
-        lines = Path("/proc/stat").read_text().splitlines()
+        rows = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     except OSError:
         return 0.0
-    for line in lines:
-        name, *times = line.split()
-        if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in cores:
-            user, nice, system, _, _, interrupts, soft_interrupts, *_ = map(int, times)
-            ticks += user + nice + system + interrupts + soft_interrupts
-    return ticks / os.sysconf("SC_CLK_TCK")
+    names = {f"cpu{core}" for core in cores}
+    # User, nice, system, idle, waiting for a disk, interrupts and soft interrupts, in ticks.
+    busy = [sum(int(row[column]) for column in (1, 2, 3, 6, 7)) for row in rows if row[0] in names]
+    return sum(busy) / os.sysconf("SC_CLK_TCK")
 
 
 _others = _Others()
-
-
-def _use(threads: int) -> None:
-    if threads != torch.get_num_threads():
-        torch.set_num_threads(threads)

@@ -17,13 +17,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive rows of a pool.
-
-    Attributes
-    ----------
-    start : index of the first row in the pool.
-    x : (n, ...) the rows.
-    """
+    """Consecutive rows ``x`` (n, ...) of a pool, the first of which has the index ``start``."""
 
     start: int
     x: Tensor

@@ -7,12 +7,12 @@ import scipy.special
 import torch
 from torch import Tensor
 
+from coresift.errors import InputError
 from coresift.pool import ArrayPool
 from coresift.posteriors.base import LastLayerPosterior
 from coresift.posteriors.probit import BayesianProbitRegression, ProbitPosterior
 from coresift.spaces.likelihood import expected_log_likelihood
 from coresift.spaces.probit import ProbitFisherSpace
-from coresift.types import InputError
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -226,14 +226,13 @@ def _reopen(
     return ArrayPool(rows, chunk_size)
 
 
-def as_float(rows: Tensor | Array) -> Tensor:
+def as_float(rows: Any) -> Tensor:
     """Return rows as a float tensor: float32 and float64 stay, halves become float32, integers float64."""
-    if isinstance(rows, np.ndarray):
-        return torch.from_numpy(_as_floats(np.asarray(rows)))
+    if not isinstance(rows, Tensor):
+        return torch.from_numpy(_as_floats(np.asarray(as_array(rows))))
     check_dense(rows, "an array")
-    if rows.dtype in (torch.float32, torch.float64):
-        return rows
-    return rows.to(torch.float32 if rows.is_floating_point() else torch.float64)
+    is_short = rows.is_floating_point() and rows.dtype != torch.float64
+    return rows.detach().to(torch.float32 if is_short else torch.float64)
 
 
 def _as_floats(values: Array) -> Array:

@@ -14,7 +14,7 @@ from torch.distributions import Distribution, Normal, StudentT
 
 from coresift.checks import check_covariance, check_finite, check_positive, check_shape
 from coresift.errors import InputError
-from coresift.pool import as_array, as_float
+from coresift.pool import as_float
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +85,7 @@ def quadratic(x: Tensor, matrix: Tensor) -> Tensor:
 
 def check_labelled(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return labelled rows (n, d) and targets (n,) as float tensors of one type, or raise."""
-    # Halves become float32: they have too few digits to solve with.
-    x, y = (as_float(given.detach() if isinstance(given, Tensor) else as_array(given)) for given in (x, y))
+    x, y = as_float(x), as_float(y)  # halves become float32: they have too few digits to solve with
     check_shape(x, (None, None), "x")
     check_shape(y, (len(x),), "y")
     check_finite(x, what="labelled x")

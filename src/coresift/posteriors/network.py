@@ -11,22 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
 
+from coresift.errors import InputError
 from coresift.limits import NETWORK_NUMBERS, NETWORK_ROWS
 from coresift.pool import ArrayPool, Pool, as_pool, keep_rows, read
 from coresift.posteriors.base import LastLayerPosterior, Posterior
 from coresift.posteriors.samples import mixture
 from coresift.threads import enough_threads
-from coresift.types import InputError
 
 
 @dataclass(frozen=True, eq=False)
 class NetworkPosterior:
     """p(y | x, theta) of a last layer with parameters theta, on the features of a fixed network.
 
-    Attributes
-    ----------
-    network : rows (n, ...) -> features (n, D), in evaluation mode.
-    head : the posterior of the last layer, on features.
+    The ``network`` maps rows (n, ...) to features (n, D), and the ``head`` is the last layer's posterior.
     """
 
     network: nn.Module
@@ -56,9 +53,7 @@ class NetworkPosterior:
         return self.head.predictive(self.features(x))
 
     def map_pool(self, pool: Pool, memory: int | None = None) -> ArrayPool:
-        """Run the pool through the network once, and keep the features: in memory or, where they need more
-        than a quarter of ``memory`` bytes, in a temporary file.
-        """
+        """Run the pool through the network once, and keep the features as `keep_rows` does."""
         size = rows_per_pass(next(pool.chunks()).x.shape[1:])
         return keep_rows((self.features(block.x) for block in read(pool, size)), len(pool), memory)
 
@@ -87,11 +82,8 @@ class SideBySide(nn.ModuleList):
 class MixedHeads:
     """Mixes last layers for regression on networks `SideBySide`, in equal parts.
 
-    The predictive is the Gaussian with the mixture's mean and variance; see `GaussianSamples`.
-
-    Attributes
-    ----------
-    heads : posterior k reads columns k D to (k + 1) D of the features (n, K D).
+    Head k reads columns k D to (k + 1) D of the features (n, K D). The predictive is the Gaussian with the
+    mixture's mean and variance; see `GaussianSamples`.
 
     >>> from coresift.posteriors.linear import LinearPosterior
     >>> heads = tuple(LinearPosterior(torch.tensor([weight]), torch.eye(1), 1.0) for weight in (0.0, 2.0))
@@ -111,7 +103,6 @@ class MixedHeads:
         return [head.sample(each + (k < rest), generator) for k, head in enumerate(self.heads)]
 
     def features(self, x: Tensor) -> Tensor:
-        """Return (n, K D) the rows themselves."""
         return x
 
     def conditional(self, x: Tensor, theta: list[Any]) -> Distribution:

@@ -31,12 +31,11 @@ Predictive = TypeVar("Predictive", bound=Distribution)
 
 
 class _Finite:
-    """Draws from K samples, of which no more are known."""
+    """Draws from K samples, of which no more are known, without repetition."""
 
     num_samples: int
 
     def sample(self, num: int, generator: torch.Generator) -> Tensor:
-        """Return indices of up to ``num`` of the K samples, without repetition."""
         return choose(self.num_samples, num, generator)
 
 
@@ -96,12 +95,9 @@ class GaussianSamples(_Finite):
 class SampledPredictions(_Finite):
     """Wraps a function of a chunk that returns the predictions of K posterior samples at once.
 
-    Parameters
-    ----------
-    function : x (n, ...) -> class probabilities (K, n, C), or means and variances (K, n, 2) without classes.
-        The k-th sample must be the same for every chunk: the same ensemble member, the same dropout mask.
-    num_samples : K.
-    classes : whether the function returns class probabilities.
+    It maps x (n, ...) to class probabilities (K, n, C), or to means and variances (K, n, 2) with
+    ``classes=False``. The k-th sample must be the same for every chunk: the same ensemble member, the same
+    dropout mask.
 
     >>> votes = SampledPredictions(lambda x: torch.softmax(x * torch.ones(4, 1, 1), -1), num_samples=4)
     >>> votes.predictive(torch.zeros(1, 2)).probs
@@ -127,13 +123,9 @@ class SampledPredictions(_Finite):
 class FunctionPosterior:
     """Wraps a function of a chunk and one posterior sample that returns a torch Distribution.
 
-    Parameters
-    ----------
-    function : (x, theta_j) -> Distribution with batch shape (n,).
-    samples : theta_1..theta_K, anything the function understands: state dicts, networks, seeds.
-
-    The predictive is the mixture over all K samples: exact for classes, the Gaussian of the same mean and
-    variance for Gaussians, and a `MixtureSameFamily` for other families.
+    ``function(x, theta_j)`` has batch shape (n,); ``samples`` are theta_1..theta_K, anything the function
+    understands: state dicts, networks, seeds. The predictive is the mixture over all K samples: exact for
+    classes, the Gaussian of the same mean and variance for Gaussians, a `MixtureSameFamily` for others.
 
     >>> posterior = FunctionPosterior(lambda x, slope: Normal(slope * x[:, 0], 1.0), [0.0, 1.0, 2.0])
     >>> posterior.predictive(torch.tensor([[3.0]])).mean
@@ -152,7 +144,6 @@ class FunctionPosterior:
         return len(self.samples)
 
     def sample(self, num: int, generator: torch.Generator) -> list[Any]:
-        """Return up to ``num`` of the samples, without repetition."""
         return [self.samples[int(k)] for k in choose(len(self.samples), num, generator)]
 
     def conditional(self, x: Tensor, theta: list[Any]) -> Distribution:
@@ -233,10 +224,7 @@ def rows_at_a_time(each: Distribution, most: int) -> int:
 def by_blocks(predictive: Callable[[Tensor], Predictive], x: Tensor, numbers: int) -> Predictive:
     """Return ``predictive(x)``, of batch shape (n,), computed for as many rows at a time as fit into memory.
 
-    Parameters
-    ----------
-    predictive : a function of rows alone, in one of the forms of `mixture`.
-    numbers : how many numbers the samples predict for one row.
+    It has one of the forms of `mixture`; the samples predict so many ``numbers`` for one row.
     """
     size = max(limits.PREDICTIVE_NUMBERS // max(numbers, 1), 1)
     whole: Predictive = _concatenated([predictive(rows) for rows in torch.split(x, size)])
@@ -266,12 +254,10 @@ def stack(distributions: list[Distribution]) -> Distribution:
     """Return one distribution of batch shape (J, n) from J of one family with batch shape (n,)."""
     families = {type(distribution).__name__ for distribution in distributions}
     if len(families) > 1:
-        names = ", ".join(sorted(families))
-        raise InputError(f"the function returned distributions of several families: {names}")
-    first = distributions[0]
-    if not isinstance(first, Distribution):
-        raise InputError(f"the function returned {type(first).__name__}, expected a torch Distribution")
-    stacked: Distribution = _joined(distributions, torch.stack, _names(first))
+        raise InputError(f"the function returned several families: {', '.join(sorted(families))}")
+    if not isinstance(distributions[0], Distribution):
+        raise InputError(f"the function returned {families.pop()}, expected a torch Distribution")
+    stacked: Distribution = _joined(distributions, torch.stack, _names(distributions[0]))
     return stacked
 
 
@@ -317,10 +303,7 @@ def _matched_normal(mean: Tensor, variance: Tensor) -> Normal:
 
 
 def own_generator() -> torch.Generator:
-    """Return the generator of the samples that a predictive averages over.
-
-    Its seed is one that people do not choose: with theirs, these samples would be the ones they draw.
-    """
+    """Return the generator of the samples that a predictive averages over; nobody chooses its seed."""
     return torch.Generator().manual_seed(0x5EED_0F_0A_C0DE)
 
 

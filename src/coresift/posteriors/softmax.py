@@ -10,22 +10,17 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from coresift.checks import check_integer, check_shape
+from coresift.errors import InputError
 from coresift.posteriors.samples import by_blocks, own_generator
-from coresift.types import InputError
 
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxPosterior:
     """W ~ N(mean, diag(std^2) + sum_r factor_r factor_r^T), y | x, W ~ Categorical(softmax(W x)).
 
-    A mean-field posterior has no factor; a full covariance has as many as its Cholesky factor has columns.
-
-    Attributes
-    ----------
-    mean : (C, D)
-    std : (C, D) standard deviations, at least zero.
-    factor : (R, C, D); R may be zero.
-    num_predictive : how many samples of W the predictive averages over; always the same ones.
+    ``mean`` and ``std`` are (C, D), ``factor`` is (R, C, D): a mean-field posterior has none, a full
+    covariance as many as its Cholesky factor has columns. The predictive averages over ``num_predictive``
+    samples of W, always the same ones.
 
     >>> posterior = SoftmaxPosterior(torch.zeros(3, 2), torch.ones(3, 2), torch.zeros(0, 3, 2))
     >>> posterior.conditional(torch.ones(4, 2), posterior.sample(5, torch.Generator())).batch_shape
@@ -38,13 +33,11 @@ class SoftmaxPosterior:
     num_predictive: int = 100
 
     def to(self, device: torch.device | str) -> SoftmaxPosterior:
-        """Return the posterior on another device."""
         tensors = {name: getattr(self, name).to(device) for name in ("mean", "std", "factor")}
         return replace(self, **tensors)
 
     def __post_init__(self) -> None:
-        num_predictive = check_integer(self.num_predictive, 1, "num_predictive")
-        object.__setattr__(self, "num_predictive", num_predictive)
+        object.__setattr__(self, "num_predictive", check_integer(self.num_predictive, 1, "num_predictive"))
         check_shape(self.mean, (None, None), "the mean of the weights")
         check_shape(self.std, tuple(self.mean.shape), "the std of the weights")
         check_shape(self.factor, (None, *self.mean.shape), "the factor of the weights")

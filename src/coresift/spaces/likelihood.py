@@ -138,17 +138,16 @@ def expected_log_likelihood(predictive: Distribution, conditional: Distribution,
     predictive : batch shape (n,).
     conditional : batch shape (J, n).
     """
-    pair = predictive, conditional
     # torch's own divergence of classes is infinite where a probability rounds to zero.
-    if all(isinstance(each, Categorical) for each in pair):
-        log_p, log_q = (each.logits.double().log_softmax(-1) for each in pair)
+    if isinstance(predictive, Categorical) and isinstance(conditional, Categorical):
+        log_p, log_q = (each.logits.double().log_softmax(-1) for each in (predictive, conditional))
         probs = predictive.probs.double()
         return (probs * (log_q - log_p)).sum(-1).clamp(max=0) / probs.sum(-1)
-    if all(isinstance(each, Bernoulli) for each in pair):
-        p, q = (each.logits.double() for each in pair)
+    if isinstance(predictive, Bernoulli) and isinstance(conditional, Bernoulli):
+        p, q = predictive.logits.double(), conditional.logits.double()
         yes, no = (torch.sigmoid(s * p) * (logsigmoid(s * q) - logsigmoid(s * p)) for s in (1, -1))
         return (yes + no).clamp(max=0)
-    predictive, conditional = map(_in_double, pair)
+    predictive, conditional = _in_double(predictive), _in_double(conditional)
     try:
         return -kl_divergence(predictive.expand(conditional.batch_shape), conditional)
     except NotImplementedError:

@@ -90,10 +90,7 @@ def predictive_space(
 
 @singledispatch
 def exact_predictive_rows(posterior: Posterior, x: Tensor) -> Tensor:
-    """Return (n, d) rows whose inner products are the covariances of the predictions for ``x``, by formula.
-
-    Posteriors that have a formula register it here.
-    """
+    """Return (n, d) rows whose products are covariances of predictions. Posteriors register formulas."""
     raise InputError(f"the predictive covariance of a {type(posterior).__name__} has no closed form")
 
 
@@ -129,10 +126,12 @@ def deviations(each: Distribution, scaling: Scaling) -> Tensor:
 
 
 def _scaled_by_information(each: Categorical | Bernoulli) -> Tensor:
-    several = isinstance(each, Categorical) and each.probs.shape[-1] > 2
-    probs = each.probs if several or isinstance(each, Bernoulli) else each.probs[..., 1]
+    probs = each.probs
+    several = isinstance(each, Categorical) and probs.shape[-1] > 2
+    if isinstance(each, Categorical) and not several:  # one of two classes tells all
+        probs = probs[..., 1]
     mean = mean_over(probs)
-    # One of two classes tells all, and the square is (p - m)^2 (1 / m + 1 / (1 - m)).
+    # With two classes, the square is (p - m)^2 (1 / m + 1 / (1 - m)).
     variance = mean if several else mean * (1 - mean)
     return (probs - mean) / variance.clamp_min(1e-30).sqrt()
 
