@@ -186,10 +186,10 @@ def check_classes(num_classes: int) -> None:
         raise InputError("at least two classes are needed, the model predicts one")
 
 
-def check_room(size: int, bytes_per_point: int, memory: int | None, advice: str) -> None:
+def check_room(size: int, bytes_per_point: int, memory: int, advice: str) -> None:
     """Raise where ``size`` points of so many bytes, with the libraries, need more than ``memory`` bytes."""
     needed = limits.LIBRARY_BYTES + bytes_per_point * size
-    if memory is not None and needed > memory:
+    if needed > memory:
         raise InputError(
             f"this strategy needs {as_bytes(needed)} for {size:,} points, with the libraries, "
             f"and has {as_bytes(memory)} of the limit left; {advice}"

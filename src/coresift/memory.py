@@ -16,9 +16,9 @@ from coresift.errors import InputError, shown
 from coresift.pool import as_pool
 from coresift.posteriors.samples import numbers_a_row, rows_at_a_time
 from coresift.selectors import GIGA, GreedyLogDet, GumbelTopB, KMedoids, Selector, TopB, UniformRandom
-from coresift.spaces.base import Problem
+from coresift.spaces.base import KernelSpace, Problem
 from coresift.spaces.features import model_features
-from coresift.spaces.vectors import Columns, bytes_per_vector
+from coresift.spaces.vectors import VectorSpace, bytes_per_vector
 from coresift.strategies import Strategy
 
 # Memory of a point that a selector needs besides the space.
@@ -79,26 +79,25 @@ def _parse_bytes(memory: int | str) -> int:
 def left_for_space(memory: int, strategy: Strategy, problem: Problem, taken: int) -> int:
     """Return the bytes of ``memory`` that blocks of predictions, the selector and the batch leave.
 
-    They are for the libraries and the space. Raise where something does not fit, or where all vectors must be
-    in memory and do not fit.
-
-    Parameters
-    ----------
-    taken : how many points will be in the batch or are pending: selectors keep their vectors.
+    They are for the libraries and the space. Selectors keep the vectors of the ``taken`` points, in the batch
+    or pending. Raise where something does not fit, or where all vectors must be in memory and do not fit.
     """
     size = len(problem.pool)
     memory -= _bytes_of_blocks(problem)
     if isinstance(strategy.selector, KMedoids):
         return _left_by_medoids(strategy.selector, memory, problem)
     memory = _left_by(strategy.selector, memory, size)
-    columns = _columns_of_one(strategy, problem)
-    if columns is None:
+    space = _space_of_one(strategy, problem)
+    if isinstance(space, KernelSpace):
+        advice = "try 'predictive-lcmd', or 'acs-fw' with exact=False, whose vectors go to a file"
+        check_room(size, space.bytes_per_point, memory, advice)
+    if not isinstance(space, VectorSpace):
         return memory
-    width = columns.shape[0]
+    width = space.columns.shape[0]
     beside = limits.COPIES_TAKEN * 8 * width * taken
     needed, advice = limits.LIBRARY_BYTES + beside, "raise the limit, or choose fewer points at a time"
     if not strategy.streams:
-        needed += bytes_per_vector(width, columns.dtype) * size
+        needed += bytes_per_vector(width, space.columns.dtype) * size
         advice = "raise the limit, or try 'acs-fw' or 'predictive-lcmd'"
     if needed > memory:
         raise InputError(
@@ -142,8 +141,8 @@ def _left_by_medoids(selector: KMedoids, memory: int, problem: Problem) -> int:
     return max(int(memory - pairs - besides), limits.LIBRARY_BYTES)
 
 
-def _columns_of_one(strategy: Strategy, problem: Problem) -> Columns | None:
-    """Build the space of the first point alone, to see how wide its vector is; ``None`` if it stores none."""
+def _space_of_one(strategy: Strategy, problem: Problem) -> Any:
+    """Build the space or score of the first point alone, to see what a point needs."""
     alone = replace(
         problem,
         pool=as_pool(problem.pool.take([0])),
@@ -155,4 +154,4 @@ def _columns_of_one(strategy: Strategy, problem: Problem) -> Columns | None:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return getattr(strategy.build(alone), "columns", None)
+        return strategy.build(alone)

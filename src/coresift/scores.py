@@ -30,13 +30,7 @@ from coresift.types import Index
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """One number for each point.
-
-    Attributes
-    ----------
-    values : (N,) the higher, the better.
-    pool : the points, whose equal rows are duplicates.
-    """
+    """One number for each point, ``values`` (N,); equal rows of the ``pool`` are duplicates."""
 
     values: Tensor
     pool: Pool | None = None
@@ -124,10 +118,8 @@ def bald(
     I[y; theta | x, D0] = H[y | x, D0] - E[H[y | x, theta]], never below zero. For regression, the entropy of
     the prediction is that of ``posterior.predictive``, for which dropout uses draws of its own.
 
-    Parameters
-    ----------
-    numbers : how many numbers the J samples may return for a block of rows.
-    given : further attributes of a `Problem`, such as ``generator``; ``exact=False`` samples for all models.
+    ``numbers`` is how many numbers the J samples may return for a block of rows, and ``given`` are further
+    attributes of a `Problem`, such as ``generator``; ``exact=False`` samples for all models.
     """
     return information_gain(Problem(pool, posterior, num_samples=num_samples, **given), numbers)
 

@@ -37,12 +37,8 @@ _current = _Current()
 def enough_threads(work: float, small: float = limits.SMALL_WORK) -> Iterator[None]:
     """Compute with one thread if ``work`` is below ``small``, otherwise with one for each free core.
 
-    The caller's own setting is the most that is used, and it is restored at the end. Blocks can be nested:
-    each decides for itself.
-
-    Parameters
-    ----------
-    work : multiplications in one operation, roughly.
+    ``work`` is roughly how many multiplications one operation makes. The caller's own setting is the most
+    that is used, and it is restored at the end. Blocks can be nested: each decides for itself.
 
     >>> with enough_threads(1000):
     ...     torch.get_num_threads()

@@ -29,10 +29,7 @@ Indices: TypeAlias = Sequence[int] | Index
 
 @runtime_checkable
 class Pool(Protocol):
-    """Unlabelled points with a length and a fixed order, read in chunks or by index.
-
-    Nothing in the library asks for all rows at once. ``take`` returns rows in the order of the given indices.
-    """
+    """Unlabelled points in a fixed order, read in chunks, or by index in the order of the indices."""
 
     def __len__(self) -> int: ...
 
@@ -152,10 +149,6 @@ class ArrayPool:
 class Part:
     """Rows ``start`` to ``stop`` of a pool, as a pool; sent to another process, it leaves other rows behind.
 
-    Attributes
-    ----------
-    held_from : index of the first row of ``pool`` in the whole pool, where ``pool`` is itself a part.
-
     >>> part = Part(ArrayPool(np.arange(10.0)[:, None]), 3, 6)
     >>> len(part), part.take([0]).tolist(), [chunk.start for chunk in part.chunks()]
     (3, [[3.0]], [0])
@@ -164,7 +157,7 @@ class Part:
     pool: Pool
     start: int
     stop: int
-    held_from: int = 0
+    held_from: int = 0  # index of the first row of `pool` in the whole pool, where `pool` is itself a part
 
     def __len__(self) -> int:
         return self.stop - self.start

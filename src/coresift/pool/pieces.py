@@ -85,13 +85,7 @@ def open_npy(file: Path, chunk_size: int = CHUNK_ROWS) -> ArrayPool:
 
 
 class NumpyPool(PoolOfPieces):
-    """Rows of the ``.npy`` files of a folder, sorted by name.
-
-    Parameters
-    ----------
-    path : the folder.
-    chunk_size : rows read at a time; a chunk ends with its file.
-    """
+    """Rows of the ``.npy`` files of a folder, sorted by name; a chunk ends with its file."""
 
     def __init__(self, path: str | Path, chunk_size: int = CHUNK_ROWS) -> None:
         self.path, self.chunk_size = Path(path), check_integer(chunk_size, 1, "chunk_size")
@@ -182,10 +176,6 @@ class DatasetPool(PoolOfPieces):
 
     Pass a dataset that is materialised, or one whose blocks come in the same order each time: otherwise an
     index cannot be traced back to its row.
-
-    Parameters
-    ----------
-    columns : names of the feature columns, in order; all numeric columns by default.
     """
 
     def __init__(self, dataset: Any, columns: Sequence[str] | None = None) -> None:

@@ -11,22 +11,16 @@ from torch.distributions import Distribution
 
 @runtime_checkable
 class Posterior(Protocol):
-    """Describes p(theta | D0) as spaces and scores need it.
-
-    Three methods make a model usable; `coresift.testing.check_posterior` checks that they fit together.
-    """
+    """Describes p(theta | D0) by three methods; `coresift.testing.check_posterior` checks that they agree."""
 
     def sample(self, num: int, generator: torch.Generator) -> Any:
         """Draw theta_1..theta_J once for the whole pool; fewer than ``num`` if no more exist."""
-        ...
 
     def conditional(self, x: Tensor, theta: Any) -> Distribution:
         """p(y | x, theta_j) for rows ``x`` (n, ...): batch shape (J, n)."""
-        ...
 
     def predictive(self, x: Tensor) -> Distribution:
         """p(y | x, D0): batch shape (n,)."""
-        ...
 
 
 @runtime_checkable
@@ -36,7 +30,6 @@ class FiniteSamples(Posterior, Protocol):
     @property
     def num_samples(self) -> int:
         """K."""
-        ...
 
 
 @runtime_checkable
@@ -48,12 +41,9 @@ class LastLayerPosterior(Posterior, Protocol):
 
     def features(self, x: Tensor) -> Tensor:
         """Return (n, D) the last layer's input for ``x``."""
-        ...
 
     def outputs(self, features: Tensor, theta: Any) -> Tensor:
         """Return (J, n, C) the last layer's linear outputs."""
-        ...
 
     def likelihood(self, outputs: Tensor, theta: Any) -> Distribution:
         """p(y | outputs): batch shape (J, n)."""
-        ...

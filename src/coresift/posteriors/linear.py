@@ -19,13 +19,7 @@ from coresift.pool import as_float
 
 @dataclass(frozen=True, eq=False)
 class GaussianWeights(ABC):
-    """theta ~ N(mean, covariance), and an output theta^T x for each row.
-
-    Attributes
-    ----------
-    mean : (d,)
-    covariance : (d, d)
-    """
+    """theta ~ N(mean (d,), covariance (d, d)), and an output theta^T x for each row."""
 
     mean: Tensor
     covariance: Tensor
@@ -108,10 +102,6 @@ def gaussian_prior(mean: float | Tensor, covariance: float | Tensor, x: Tensor) 
 class LinearPosterior(GaussianWeights):
     """theta ~ N(mean, covariance), y | x, theta ~ N(theta^T x, noise_variance).
 
-    Attributes
-    ----------
-    noise_variance : s0^2
-
     >>> posterior = LinearPosterior(torch.zeros(2), torch.eye(2), noise_variance=1.0)
     >>> posterior.predictive(torch.tensor([[3.0, 4.0]])).variance
     tensor([26.])
@@ -135,12 +125,8 @@ class LinearPosterior(GaussianWeights):
 class NormalInverseGammaPosterior(GaussianWeights):
     """theta | s2 ~ N(mean, s2 covariance), s2 ~ InverseGamma(shape, rate), y | x ~ N(theta^T x, s2).
 
-    The predictive is Student's t with ``2 shape`` degrees of freedom.
-
-    Attributes
-    ----------
-    covariance : (d, d), V: that of theta in units of the noise variance s2.
-    shape, rate : a and b of the inverse gamma; the predictive variance is finite only for ``shape > 1``.
+    The covariance V is that of theta in units of the noise variance s2. The predictive is Student's t with
+    ``2 shape`` degrees of freedom, and its variance is finite only for ``shape > 1``.
     """
 
     shape: float
@@ -201,10 +187,7 @@ class BayesianLinearRegression:
     noise_rate: float = 1.0
 
     def fit(self, x: Tensor, y: Tensor) -> LinearPosterior | NormalInverseGammaPosterior:
-        """Condition on rows ``x`` (n, d) and targets ``y`` (n,).
-
-        n may be zero, for the prior itself, where the noise is known or ``noise_shape`` is above 1.
-        """
+        """Condition on rows ``x`` (n, d) and targets ``y`` (n,); without rows, return the prior itself."""
         given, y = check_labelled(x, y)
         x, y = given.double(), y.double()  # float32 can be too coarse to solve
         prior_mean, prior_precision = gaussian_prior(self.prior_mean, self.prior_covariance, x)

@@ -39,8 +39,7 @@ class ProbitPosterior(GaussianWeights):
 class BayesianProbitRegression:
     """Fits probit regression with a Gaussian prior and a Gaussian approximation of the posterior.
 
-    The columns of x are used as they are: append a column of ones for an intercept. Computed in float64,
-    returned in the precision of x.
+    The columns of x are used as they are: append a column of ones for an intercept.
 
     Parameters
     ----------

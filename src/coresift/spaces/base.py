@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coresift.checks import check_integer, check_shape
 from coresift.errors import InputError
+from coresift.limits import CLOSED_FORM_BYTES
 from coresift.pool import Pool
 from coresift.posteriors.base import Posterior
 
@@ -203,8 +204,11 @@ class KernelSpace(Space):
     """A space whose inner products are computed in closed form, one column at a time: O(N) memory.
 
     An element is a (2, N) tensor: the weights of the points that it is a sum of, and its N inner products
-    with the pool. Labelled points have no weights, so no `dot`.
+    with the pool. Labelled points have no weights, so no `dot`. ``bytes_per_point`` is the memory that each
+    point needs.
     """
+
+    bytes_per_point: int = CLOSED_FORM_BYTES
 
     @abstractmethod
     def column(self, n: int) -> Tensor:

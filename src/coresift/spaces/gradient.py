@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
-from coresift.checks import check_classes, check_room
+from coresift.checks import check_classes
 from coresift.errors import InputError
-from coresift.limits import CLOSED_FORM_BYTES, MAPPED_ROWS
+from coresift.limits import MAPPED_ROWS
 from coresift.pool import Pool, as_pool, read
 from coresift.posteriors.base import LastLayerPosterior, Posterior
 from coresift.spaces.base import Problem, Space
@@ -24,7 +24,7 @@ from coresift.spaces.outer import OuterSpace, stored_outer_space
 def fisher(problem: Problem) -> Space:
     """Build the Fisher space of a problem: in closed form where there is one, else of sampled gradients."""
     if exact := problem.closed_form(exact_fisher_space):
-        space: Space = exact(problem.posterior, problem.pool, problem.labelled, problem.memory)
+        space: Space = exact(problem.posterior, problem.pool, problem.labelled)
         return space
     return _last_layer(problem)
 
@@ -39,9 +39,7 @@ def fisher_space(posterior: Posterior, pool: Pool, num_samples: int = 64, **give
 
 
 @singledispatch
-def exact_fisher_space(
-    posterior: Posterior, pool: Pool, labelled: Tensor | None = None, memory: int | None = None
-) -> Space:
+def exact_fisher_space(posterior: Posterior, pool: Pool, labelled: Tensor | None = None) -> Space:
     """Build the Fisher space in closed form. Posteriors that have one register it here."""
     raise InputError(f"the Fisher space of a {type(posterior).__name__} has no closed form")
 
@@ -60,12 +58,6 @@ def _last_layer(problem: Problem) -> OuterSpace:
             "features, outputs and likelihood of coresift.posteriors.LastLayerPosterior; 'acs-fw' needs none"
         )
     theta = problem.draw()
-    if problem.memory is not None:
-        seen = posterior.features(pool.take([0]))
-        numbers = posterior.outputs(seen, theta).numel() + seen.numel()
-        # Gradients for each sample, and features; both are then joined.
-        needed = CLOSED_FORM_BYTES + 24 * numbers
-        check_room(len(pool), needed, problem.memory, "try 'acs-fw' or 'predictive-lcmd'")
 
     def map_rows(source: Pool) -> tuple[Tensor, Tensor]:
         errors, features = [], []
@@ -106,12 +98,6 @@ def badge(problem: Problem) -> OuterSpace:
         rows = [model_features(None if seen else posterior, block.x) for block in read(seen or source)]
         return probs - predicted, torch.cat(rows)
 
-    if problem.memory is not None:
-        first = None if problem.features is None else as_pool(problem.features.take([0]))
-        errors, features = map_rows(as_pool(pool.take([0])), first)
-        # Probabilities, predicted labels and features come in float64, and are then joined.
-        needed = CLOSED_FORM_BYTES + 32 * errors.numel() + 24 * features.numel()
-        check_room(len(pool), needed, problem.memory, "try 'predictive-lcmd'")
     mapped = None
     if labelled is not None:
         known = problem.labelled_features

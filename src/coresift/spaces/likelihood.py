@@ -46,8 +46,7 @@ class Likelihood:
 
     def __call__(self, problem: Problem) -> Space:
         if exact := problem.closed_form(exact_likelihood_space):
-            given = problem.posterior, problem.pool, problem.labelled, self.centred, problem.memory
-            space: Space = exact(*given)
+            space: Space = exact(problem.posterior, problem.pool, problem.labelled, self.centred)
             return space
         return _sampled(problem, self.centred)
 
@@ -65,11 +64,7 @@ def likelihood_space(
 
 @singledispatch
 def exact_likelihood_space(
-    posterior: Posterior,
-    pool: Pool,
-    labelled: Tensor | None = None,
-    centred: bool = False,
-    memory: int | None = None,
+    posterior: Posterior, pool: Pool, labelled: Tensor | None = None, centred: bool = False
 ) -> Space:
     """Build the likelihood space in closed form: E[L_n L_m], or Cov[L_n, L_m] where ``centred``.
 

@@ -24,8 +24,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from coresift.checks import check_room
-from coresift.limits import CLOSED_FORM_BYTES
 from coresift.pool import Pool
 from coresift.posteriors.linear import GaussianWeights, LinearPosterior, NormalInverseGammaPosterior
 from coresift.spaces.gradient import exact_fisher_space
@@ -34,29 +32,23 @@ from coresift.spaces.outer import OuterKernel, OuterSpace
 from coresift.spaces.predictive import exact_predictive_rows
 from coresift.special import student_t_entropy
 
-Rows = Tensor | None
-Bytes = int | None
-
 
 @exact_fisher_space.register(LinearPosterior)
 @exact_fisher_space.register(NormalInverseGammaPosterior)
 def _(
-    posterior: LinearPosterior | NormalInverseGammaPosterior,
-    pool: Pool,
-    labelled: Rows = None,
-    memory: Bytes = None,
+    posterior: LinearPosterior | NormalInverseGammaPosterior, pool: Pool, labelled: Tensor | None = None
 ) -> OuterSpace:
     if isinstance(posterior, LinearPosterior):
         scale = posterior.noise_variance**-2
     else:
         scale = posterior.shape / posterior.rate
     kernel = OuterKernel(_sides(posterior), scale, posterior.covariance.double())
-    return _space(kernel, pool, labelled, memory)
+    return OuterSpace(kernel, pool, labelled)
 
 
 @exact_likelihood_space.register
 def _(
-    posterior: LinearPosterior, pool: Pool, labelled: Rows = None, centred: bool = False, memory: Bytes = None
+    posterior: LinearPosterior, pool: Pool, labelled: Tensor | None = None, centred: bool = False
 ) -> OuterSpace:
     noise = posterior.noise_variance
 
@@ -66,16 +58,15 @@ def _(
 
     sides = _sides(posterior, posterior.factor.double())
     kernel = OuterKernel(sides, 0.5 / noise**2, offset=None if centred else mean)
-    return _space(kernel, pool, labelled, memory)
+    return OuterSpace(kernel, pool, labelled)
 
 
 @exact_likelihood_space.register
 def _(
     posterior: NormalInverseGammaPosterior,
     pool: Pool,
-    labelled: Rows = None,
+    labelled: Tensor | None = None,
     centred: bool = False,
-    memory: Bytes = None,
 ) -> OuterSpace:
     a, b = posterior.shape, posterior.rate
     shape = torch.tensor(a, dtype=torch.float64)
@@ -98,7 +89,7 @@ def _(
     ]
     offset_metric = torch.tensor(metric, dtype=torch.float64, device=posterior.mean.device)
     sides = _sides(posterior, posterior.factor.double())
-    return _space(OuterKernel(sides, 0.5, None, offset, offset_metric), pool, labelled, memory)
+    return OuterSpace(OuterKernel(sides, 0.5, None, offset, offset_metric), pool, labelled)
 
 
 @exact_predictive_rows.register
@@ -111,13 +102,9 @@ def _(posterior: NormalInverseGammaPosterior, x: Tensor) -> Tensor:
     return posterior.features(x) @ posterior.factor
 
 
-def _space(kernel: OuterKernel, pool: Pool, labelled: Rows, memory: Bytes) -> OuterSpace:
-    advice = "pass strategy=find_strategy(..., exact=False) for sampled vectors, which go to a file"
-    check_room(len(pool), CLOSED_FORM_BYTES, memory, advice)
-    return OuterSpace(kernel, pool, labelled)
-
-
-def _sides(posterior: GaussianWeights, factor: Rows = None) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def _sides(
+    posterior: GaussianWeights, factor: Tensor | None = None
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Make both sides of a kernel x^T F, or x^T.
 
     With S = F F^T, the product of both is x^T S x. X^T X S would cancel out where columns lie far from zero.

@@ -60,13 +60,9 @@ class OuterKernel:
 
 
 class OuterSpace(KernelSpace):
-    """A pool under an `OuterKernel`.
+    """A pool under an `OuterKernel`, read once per column in blocks, so that a pool on disk stays there.
 
-    Parameters
-    ----------
-    kernel : the inner product.
-    pool : the points, read once per column in blocks, so that a pool on disk stays there.
-    labelled : (M, ...) labelled points, the first centres of distance selectors.
+    The points ``labelled`` (M, ...) are the first centres of distance selectors.
     """
 
     def __init__(self, kernel: OuterKernel, pool: Pool, labelled: Tensor | None = None) -> None:
@@ -142,6 +138,7 @@ def stored_outer_space(
 
     anchors = None if labelled is None else joined(*labelled)
     space = OuterSpace(OuterKernel(sides), ArrayPool(joined(left, right)), anchors)
+    space.bytes_per_point += 32 * left.shape[1] + 24 * right.shape[1]  # as they are computed, then joined
     if not -1074 <= sum(exponents) < 1024:  # no float64 is that power of two
         raise out_of_range("the vectors are")
     space.scale = math.ldexp(1.0, sum(exponents))

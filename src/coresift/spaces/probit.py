@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coresift import limits
-from coresift.checks import check_covariance, check_finite, check_room
+from coresift.checks import check_covariance, check_finite
 from coresift.pool import Pool, read
 from coresift.posteriors.probit import ProbitPosterior
 from coresift.progress import progress_bar
@@ -32,12 +32,6 @@ class ProbitFisherSpace(KernelSpace):
 
     ``row_sums`` visits all N^2 / 2 pairs once, some 10^7 a second, in memory O(N). The rows are needed again
     for each pair and so are kept, in float64, with their N d directions F^T x_n / sqrt(1 + s_nn), S = F F^T.
-
-    Parameters
-    ----------
-    posterior : theta ~ N(mu, S).
-    pool : N rows of d columns.
-    labelled : (M, d) rows that are labelled already, for ``anchors``.
 
     >>> from coresift.pool import ArrayPool
     >>> posterior = ProbitPosterior(torch.zeros(2), torch.eye(2))
@@ -64,6 +58,7 @@ class ProbitFisherSpace(KernelSpace):
             check_finite(labelled, what="labelled x")
             self._labelled = _Points.of(posterior, posterior.features(labelled).double())
         self.norms = self._points.squared_norms().sqrt()
+        self.bytes_per_point += 2 * 8 * rows.shape[1]  # rows and directions
 
     def row_sums(self) -> Tensor:
         return self._row_sums
@@ -100,28 +95,17 @@ class ProbitFisherSpace(KernelSpace):
 
 
 @exact_fisher_space.register
-def _(
-    posterior: ProbitPosterior, pool: Pool, labelled: Tensor | None = None, memory: int | None = None
-) -> ProbitFisherSpace:
-    numbers = 2 * pool.take([0]).numel()  # rows and directions
-    check_room(len(pool), limits.CLOSED_FORM_BYTES + 8 * numbers, memory, "try 'acs-fw' or 'predictive-lcmd'")
+def _(posterior: ProbitPosterior, pool: Pool, labelled: Tensor | None = None) -> ProbitFisherSpace:
     return ProbitFisherSpace(posterior, pool, labelled)
 
 
 @dataclass(frozen=True)
 class _Points:
-    """Holds what the inner product needs of n points.
+    """Holds what the inner product needs of n points."""
 
-    Attributes
-    ----------
-    rows : (n, d)
-    directions : (n, d), so that rho_nm is their inner product.
-    zeta : (n,)
-    """
-
-    rows: Tensor
-    directions: Tensor
-    zeta: Tensor
+    rows: Tensor  # (n, d)
+    directions: Tensor  # (n, d), so that rho_nm is their inner product
+    zeta: Tensor  # (n,)
 
     @classmethod
     def of(cls, posterior: ProbitPosterior, rows: Tensor) -> _Points:

@@ -35,17 +35,12 @@ class Columns(ABC):
     """A table of R rows and N columns, a column for each point of a pool.
 
     It lies row by row, and not point by point: a scan of a large pool then reads memory in order.
-
-    Attributes
-    ----------
-    shape : (R, N)
-    block : how many columns a part has, but for the last.
     """
 
     shape: tuple[int, int]
     dtype: torch.dtype
     device: torch.device
-    block: int
+    block: int  # how many columns a part has, but for the last
 
     def __len__(self) -> int:
         return self.shape[1]
@@ -98,12 +93,7 @@ class OnDisk(Columns):
     """Columns in a temporary file without a name, which is gone with the process whatever happens to it.
 
     A block lies in one piece and is mapped into memory only while it is used, so that the process never
-    holds more than a few of them: the rest is the operating system's, which keeps as much of the file in
-    memory as it has to spare.
-
-    Parameters
-    ----------
-    block : columns of a block; a number that keeps blocks at the borders of pages, such as multiples of 1024.
+    holds more than a few of them. ``block`` keeps them at the borders of pages, as multiples of 1024 do.
     """
 
     device = torch.device("cpu")
@@ -149,12 +139,8 @@ def map_pool(
 ) -> Columns:
     """Read a pool and keep a vector for each point: in memory, or on disk if they do not fit there.
 
-    Parameters
-    ----------
-    block : points mapped at a time.
-    vectors : maps n points to (J, n).
-    memory : bytes the process may hold; ``None`` is no limit.
-    dtype : of what is kept, if not as it comes.
+    ``vectors`` maps a block of n points to (J, n), which are kept as ``dtype``; ``memory`` is how many bytes
+    the process may hold.
     """
     columns: Columns | None = None
     for chunk in read(pool, block):
