@@ -175,7 +175,6 @@ SHOWN_CHARACTERS = 300  # characters of a server's text in a message
 CLASS_CHARACTERS = 1000  # characters of a class that somebody typed in; longer texts are no classes
 
 # --- report
-
 CELL = 48  # characters of a table's cell that are shown unfolded
 BATCH_TEXT, OTHER_TEXT = 2000, 240  # characters kept of an item of the batch, and of another one
 NAME = 80  # characters kept of a name
@@ -183,7 +182,6 @@ COLUMNS, CLASSES = 3, 25  # columns of a batch's table and bars of a chart
 THUMBNAIL, THUMBNAILS = 128, 1_500_000  # longest side in pixels; bytes of all thumbnails of a page
 
 # --- bench and cli
-
 MAP_DRAWS = 50  # random batches that the batches of a map are compared with
 SMALL_TABLE = 50_000  # rows below which replays choose on the CPU, also where models are trained on a GPU
 SHOWN_IDS = 100  # ids of a batch that are printed

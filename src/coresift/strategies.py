@@ -88,19 +88,18 @@ class Strategy:
         >>> STRATEGIES["acs-fw"].with_options(num_samples=64, fill=False).selector
         FrankWolfe(fill=False, tolerance=1e-06, start='zero')
         """
-        changed: Any = self
+        # A builder's option comes first where the selector has one of the same name.
+        parts = {name: part for part in ("selector", "build") for name in _options(getattr(self, part))}
+        changed: dict[str, Any] = {"build": self.build, "selector": self.selector}
         for name, value in options.items():
-            part = next(
-                (part for part in ("build", "selector") if name in _options(getattr(self, part))), None
-            )
             if name in _OWN_OPTIONS:
-                changed = replace(changed, **{name: value})
-            elif part is not None:
-                changed = replace(changed, **{part: replace(getattr(changed, part), **{name: value})})
+                changed[name] = value
+            elif name in parts:
+                changed[parts[name]] = replace(changed[parts[name]], **{name: value})
             else:
                 known = ", ".join([*_OWN_OPTIONS, *_options(self.build), *_options(self.selector)])
                 raise InputError(f"this strategy has no option {name}; it has {known}")
-        return changed  # type: ignore[no-any-return]
+        return replace(self, **changed)
 
 
 def _options(part: Any) -> list[str]:

@@ -248,11 +248,7 @@ def as_array(source: Any) -> Array:
     if isinstance(source, np.memmap):
         return source
     if hasattr(source, "columns") and hasattr(source, "to_numpy"):
-        # Columns of pandas may share a name.
-        columns = [
-            _column(source.iloc[:, number] if hasattr(source, "iloc") else source[name], name)
-            for number, name in enumerate(source.columns)
-        ]
+        columns = [_column(source, number) for number in range(len(source.columns))]
         return np.stack(columns, 1) if columns else np.empty((len(source), 0))
     try:
         return np.asarray(source)
@@ -260,8 +256,10 @@ def as_array(source: Any) -> Array:
         raise InputError(f"rows of different lengths in {shown(source)}, expected rows and columns") from None
 
 
-def _column(column: Any, name: object) -> Array:
+def _column(frame: Any, number: int) -> Array:
     """Return one column of a data frame as floats."""
+    name = frame.columns[number]
+    column = frame.iloc[:, number] if hasattr(frame, "iloc") else frame[name]  # of pandas, names may repeat
     is_nullable = hasattr(column.dtype, "na_value") and getattr(column.dtype, "kind", "") != "O"
     missing = {"dtype": np.float64, "na_value": np.nan} if is_nullable else {}
     try:

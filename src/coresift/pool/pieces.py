@@ -1,4 +1,4 @@
-"""Pools of pieces: folders of ``.npy`` files, Parquet and Arrow files, and Ray Datasets."""
+"""Pools of ``.npy``, Parquet and Arrow files and of Ray Datasets, and `as_pool` for all kinds of pools."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from coresift.checks import check_integer
 from coresift.errors import InputError
 from coresift.limits import CHUNK_ROWS
-from coresift.pool.array import ArrayPool, Indices, as_float, checked_index
+from coresift.pool.array import ArrayPool, Indices, Pool, PoolLike, as_array, as_float, checked_index
 from coresift.types import Chunk, Index
 
 PARQUET = (".parquet", ".pq")
@@ -256,3 +256,35 @@ def _data_files(path: Path) -> list[Path]:
     if len({file.suffix.lower() in PARQUET for file in files}) > 1:
         raise InputError(f"{path} mixes Parquet and Arrow files; put each kind in a folder of its own")
     return files
+
+
+def as_pool(source: PoolLike | Any, columns: Sequence[str] | None = None) -> Pool:
+    """Make a pool of an array, a tensor, a data frame, a Ray Dataset or a path.
+
+    A path names a ``.npy``, Parquet or Arrow file, or a folder of files of one of these kinds.
+
+    >>> len(as_pool([[0.0, 1.0], [2.0, 3.0]]))
+    2
+    """
+    if isinstance(source, Pool):
+        return source
+    if isinstance(source, str | Path):
+        return _open_path(Path(source), columns)
+    if type(source).__module__.startswith("ray.data."):
+        return DatasetPool(source, columns)
+    if isinstance(source, Tensor):
+        return ArrayPool(source.detach())
+    if isinstance(source, np.ma.MaskedArray):
+        source = np.ma.filled(source.astype(np.float64), np.nan)  # reported later, with its row
+    return ArrayPool(as_array(source))
+
+
+def _open_path(path: Path, columns: Sequence[str] | None) -> Pool:
+    if path.suffix == ".npy":
+        return open_npy(path)
+    endings = {file.suffix.lower() for file in path.iterdir()} if path.is_dir() else set()
+    if ".npy" not in endings:
+        return ArrowPool(path, columns)
+    if endings.intersection(PARQUET + ARROW):
+        raise InputError(f"{path} mixes .npy with other files of data; put each kind in its own folder")
+    return NumpyPool(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from functools import singledispatch
+from functools import cached_property, singledispatch
 from typing import Any
 
 import torch
@@ -204,11 +204,10 @@ class KernelSpace(Space):
     """A space whose inner products are computed in closed form, one column at a time: O(N) memory.
 
     An element is a (2, N) tensor: the weights of the points that it is a sum of, and its N inner products
-    with the pool. Labelled points have no weights, so no `dot`. ``bytes_per_point`` is the memory that each
-    point needs.
+    with the pool. Labelled points have no weights, so no `dot`.
     """
 
-    bytes_per_point: int = CLOSED_FORM_BYTES
+    bytes_per_point: int = CLOSED_FORM_BYTES  # memory
 
     @abstractmethod
     def column(self, n: int) -> Tensor:
@@ -218,8 +217,12 @@ class KernelSpace(Space):
     def row_sums(self) -> Tensor:
         """(N,) the sums <L, L_n>."""
 
-    def total(self) -> Tensor:
+    @cached_property
+    def _total(self) -> Tensor:
         return torch.stack([torch.ones_like(self.norms), self.row_sums()])
+
+    def total(self) -> Tensor:
+        return self._total
 
     def vector(self, n: int) -> Tensor:
         column = self.column(n)

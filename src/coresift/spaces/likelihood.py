@@ -84,13 +84,9 @@ def sampled_likelihood_space(
 ) -> VectorSpace:
     """Map points to random projections (paper, Algorithm 2): [L_n(theta_1), ..., L_n(theta_J)] / sqrt(J).
 
-    Parameters
-    ----------
-    posterior : sampled once; the same theta_1..theta_J serve all points.
-    num_samples : J; see `coresift.spaces.default_num_samples`. Fewer where the posterior holds fewer.
-    centred : see `Likelihood`; inner products estimate covariances.
-    dtype : of the stored (J, N) vectors.
-    given : further attributes of a `Problem`, such as ``generator``, ``labelled`` and ``memory``.
+    The same samples serve all points. J is ``num_samples``, or fewer where the posterior holds fewer; see
+    `default_num_samples`. The (J, N) vectors are stored as ``dtype``, and ``given`` are further attributes of
+    a `Problem`, such as ``generator``, ``labelled`` and ``memory``.
 
     >>> from coresift.pool import as_pool
     >>> from coresift.posteriors import ClassSamples
@@ -128,10 +124,7 @@ def expected_log_likelihood(predictive: Distribution, conditional: Distribution,
     other pairs the expectation is taken over outcomes drawn from the predictive, new for each point, so that
     duplicates have similar but not equal vectors. Classes and Gaussians are compared in float64.
 
-    Parameters
-    ----------
-    predictive : batch shape (n,).
-    conditional : batch shape (J, n).
+    The predictive has batch shape (n,), the conditional (J, n).
     """
     # torch's own divergence of classes is infinite where a probability rounds to zero.
     if isinstance(predictive, Categorical) and isinstance(conditional, Categorical):

@@ -80,11 +80,7 @@ class OuterSpace(KernelSpace):
         assert cross is not None, "a pool holds at least one row"
         self.norms = torch.cat(squares).sqrt()
         self._offset = torch.cat(offsets)
-        middle = kernel.scale * _times(cross, kernel.metric)
-        self._row_sums = self._offset @ _times(self._offset.sum(0), kernel.offset_metric)
-        for block in blocks(pool, self._block):
-            left, right = kernel.sides(block.x)
-            self._row_sums[block.start : block.start + len(block)] += ((left @ middle) * right).sum(1)
+        self._middle = kernel.scale * _times(cross, kernel.metric)
 
     def _columns(self, x: Tensor) -> Tensor:
         """(k, N) inner products of the pool with the points ``x`` (k, ...)."""
@@ -95,7 +91,11 @@ class OuterSpace(KernelSpace):
         return columns
 
     def row_sums(self) -> Tensor:
-        return self._row_sums
+        sums = self._offset @ _times(self._offset.sum(0), self.kernel.offset_metric)
+        for block in blocks(self.pool, self._block):
+            left, right = self.kernel.sides(block.x)
+            sums[block.start : block.start + len(block)] += ((left @ self._middle) * right).sum(1)
+        return sums
 
     def column(self, n: int) -> Tensor:
         return self._columns(self.pool.take([n]))[0]

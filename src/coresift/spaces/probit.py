@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -61,10 +60,6 @@ class ProbitFisherSpace(KernelSpace):
         self.bytes_per_point += 2 * 8 * rows.shape[1]  # rows and directions
 
     def row_sums(self) -> Tensor:
-        return self._row_sums
-
-    @cached_property
-    def _row_sums(self) -> Tensor:
         sums = torch.zeros_like(self.norms)
         tiles = [slice(start, start + self._tile) for start in range(0, len(self), self._tile)]
         pairs = [(left, right) for number, left in enumerate(tiles) for right in tiles[number:]]

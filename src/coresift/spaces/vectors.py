@@ -279,11 +279,8 @@ class VectorSpace(ColumnSpace):
     Very large or very small vectors are multiplied by a power of two, which rounds nothing, so that the batch
     is the same at any scale; ``scale`` is one over that power.
 
-    Parameters
-    ----------
-    vectors : (J, N), a tensor, or columns in memory or on disk; columns are rescaled in place, a tensor is
-        copied for that.
-    labelled : (J, M), labelled points in the same space, the first centres of distance selectors.
+    ``vectors`` (J, N) are a tensor, or columns in memory or on disk; columns are rescaled in place, a tensor
+    is copied for that. ``labelled`` points (J, M) are the first centres of distance selectors.
 
     Attributes
     ----------
