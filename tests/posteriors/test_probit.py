@@ -11,8 +11,8 @@ from coresift.errors import InputError
 from coresift.pool import ArrayPool
 from coresift.posteriors.base import LastLayerPosterior
 from coresift.posteriors.probit import BayesianProbitRegression, ProbitPosterior
+from coresift.spaces import ProbitFisherSpace
 from coresift.spaces.likelihood import expected_log_likelihood
-from coresift.spaces.probit import ProbitFisherSpace
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -1,7 +1,7 @@
 """Spaces: each turns a posterior and a pool into vectors, seen through their inner products."""
 
-from coresift.spaces import linear as _linear  # noqa: F401  (registers its closed forms)
 from coresift.spaces.base import GramSpace, KernelSpace, Problem, Space, default_num_samples
+from coresift.spaces.closed_forms import ProbitFisherSpace
 from coresift.spaces.features import FeatureSpace, feature_space
 from coresift.spaces.gradient import badge, exact_fisher_space, fisher_space
 from coresift.spaces.likelihood import (
@@ -12,7 +12,6 @@ from coresift.spaces.likelihood import (
 )
 from coresift.spaces.outer import OuterKernel, OuterSpace
 from coresift.spaces.predictive import Predictive, exact_predictive_rows, predictive_space
-from coresift.spaces.probit import ProbitFisherSpace
 from coresift.spaces.vectors import VectorSpace
 
 __all__ = [
