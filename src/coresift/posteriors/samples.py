@@ -201,6 +201,7 @@ def numbers_a_row(each: Distribution) -> int:
     return int(each.batch_shape[0] * width)
 
 
+@torch.no_grad()
 def first_prediction(posterior: Posterior, pool: Pool, theta: Any) -> Distribution:
     """Return what samples predict for a pool's first row; raise where they cannot disagree."""
     row = next(pool.chunks()).x[:1]

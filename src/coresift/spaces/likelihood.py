@@ -23,11 +23,11 @@ from torch.nn.functional import logsigmoid
 
 from coresift.errors import InputError
 from coresift.limits import NUM_OUTCOMES, POOL_BLOCK
-from coresift.pool import Pool, first_row
+from coresift.pool import Pool
 from coresift.posteriors.base import Posterior
 from coresift.posteriors.samples import first_prediction, rows_at_a_time
 from coresift.spaces.base import Problem, Space
-from coresift.spaces.vectors import Columns, VectorSpace, map_pool, mapped_space
+from coresift.spaces.vectors import VectorSpace, mapped_space
 from coresift.special import student_t_entropy
 from coresift.types import Chunk
 
@@ -102,19 +102,15 @@ def _sampled(problem: Problem, centred: bool, dtype: torch.dtype = torch.float32
     posterior, theta = problem.posterior, problem.draw()
     seed = int(torch.randint(2**62, (), generator=problem.generator))
 
-    def map_rows(source: Pool, memory: int | None) -> Columns:
-        def vectors(block: Chunk) -> Tensor:
-            predictive, conditional = posterior.predictive(block.x), posterior.conditional(block.x, theta)
-            start = first_row(source) + block.start
-            values = expected_log_likelihood(predictive, conditional, seed + start)
-            if centred:
-                values = values - values.mean(0)
-            return values / math.sqrt(len(values))
+    def vectors(block: Chunk) -> Tensor:
+        predictive, conditional = posterior.predictive(block.x), posterior.conditional(block.x, theta)
+        values = expected_log_likelihood(predictive, conditional, seed + block.start)
+        if centred:
+            values = values - values.mean(0)
+        return values / math.sqrt(len(values))
 
-        size = rows_at_a_time(first_prediction(posterior, source, theta), POOL_BLOCK)
-        return map_pool(source, size, vectors, memory, dtype)
-
-    return mapped_space(problem, map_rows)
+    size = rows_at_a_time(first_prediction(posterior, problem.pool, theta), POOL_BLOCK)
+    return mapped_space(problem, size, vectors, dtype)
 
 
 def expected_log_likelihood(predictive: Distribution, conditional: Distribution, seed: int = 0) -> Tensor:

@@ -19,7 +19,7 @@ from coresift.pool import Pool
 from coresift.posteriors.base import Posterior
 from coresift.posteriors.samples import first_prediction, mean_over, rows_at_a_time
 from coresift.spaces.base import Problem
-from coresift.spaces.vectors import Columns, VectorSpace, map_pool, mapped_space
+from coresift.spaces.vectors import VectorSpace, mapped_space
 from coresift.types import Chunk
 
 Scaling: TypeAlias = Literal["information", "margin"]
@@ -56,18 +56,16 @@ class Predictive:
         seed = int(torch.randint(2**62, (), generator=problem.generator))
         exact = problem.closed_form(exact_predictive_rows)
 
-        def sampled_rows(block: Chunk) -> Tensor:
+        def sampled(block: Chunk) -> Tensor:
             values = deviations(posterior.conditional(block.x, theta), self.scaling)
             rows = values.transpose(0, 1).flatten(1) / math.sqrt(len(values))
             return project(rows, self.num_dimensions, seed).mT
 
-        def map_rows(source: Pool, memory: int | None) -> Columns:
-            if exact:
-                return map_pool(source, MAPPED_ROWS, lambda block: exact(posterior, block.x).mT, memory)
-            size = rows_at_a_time(first_prediction(posterior, source, theta), MAPPED_ROWS)
-            return map_pool(source, size, sampled_rows, memory)
-
-        space = mapped_space(problem, map_rows)
+        if exact:
+            space = mapped_space(problem, MAPPED_ROWS, lambda block: exact(posterior, block.x).mT)
+        else:
+            first = first_prediction(posterior, problem.pool, theta)
+            space = mapped_space(problem, rows_at_a_time(first, MAPPED_ROWS), sampled)
         space.additive = False
         return space
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from coresift import limits
 from coresift.checks import as_bytes, check_finite, check_shape
 from coresift.errors import InputError
-from coresift.pool import Pool, as_pool, read
+from coresift.pool import Pool, as_pool, first_row, read
 from coresift.spaces.base import Problem, Space, norm_sum, norms_at, selectable
 from coresift.types import Chunk
 
@@ -139,12 +139,12 @@ def map_pool(
 ) -> Columns:
     """Read a pool and keep a vector for each point: in memory, or on disk if they do not fit there.
 
-    ``vectors`` maps a block of n points to (J, n), which are kept as ``dtype``; ``memory`` is how many bytes
-    the process may hold.
+    ``vectors`` maps a block of n points, which says where they begin in the whole pool, to (J, n). These are
+    kept as ``dtype``; ``memory`` is how many bytes the process may hold.
     """
     columns: Columns | None = None
     for chunk in read(pool, block):
-        values = vectors(chunk)
+        values = vectors(Chunk(first_row(pool) + chunk.start, chunk.x))
         if columns is None:
             columns = _room(len(values), len(pool), dtype or values.dtype, values.device, memory)
         columns.write(chunk.start, values)
@@ -413,12 +413,14 @@ class VectorSpace(ColumnSpace):
             yield vectors, vectors.square().sum(1)
 
 
-def mapped_space(problem: Problem, map_rows: Callable[[Pool, int | None], Columns]) -> VectorSpace:
-    """Map the points of a problem to vectors, the labelled ones in memory."""
+def mapped_space(
+    problem: Problem, block: int, vectors: Callable[[Chunk], Tensor], dtype: torch.dtype | None = None
+) -> VectorSpace:
+    """Map the points of a problem as `map_pool` does, the labelled ones in memory."""
     with torch.no_grad():
-        columns, labelled = map_rows(problem.pool, problem.memory), None
+        columns, labelled = map_pool(problem.pool, block, vectors, problem.memory, dtype), None
         if problem.labelled is not None:
-            table = map_rows(as_pool(problem.labelled), None)
+            table = map_pool(as_pool(problem.labelled), block, vectors, dtype=dtype)
             labelled = table.at(torch.arange(len(table)))
     return VectorSpace(columns, labelled)
 
