@@ -200,4 +200,4 @@ def find_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
     if isinstance(strategy, str) and strategy not in STRATEGIES:
         raise InputError(f"unknown strategy {strategy!r}; {suggestion(strategy, STRATEGIES)}")
     found = STRATEGIES[strategy] if isinstance(strategy, str) else strategy
-    return found.with_options(**options)
+    return found.with_options(**options) if options else found
