@@ -106,7 +106,7 @@ def _say_begun(project: Project, json: bool, is_guessed: bool) -> None:
         words.corrections(corrections),
         words.ignored_cells(ignored, settings.task),
         words.alike_classes(alike, classes),
-        None if labels or project.pool.targets() is not None else words.no_labels(project),
+        None if labels or project.pool.targets is not None else words.no_labels(project),
         words.next_step(project.folder, counts["unlabelled"]),
     )
 

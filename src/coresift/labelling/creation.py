@@ -157,13 +157,13 @@ def _open(beginning: Beginning) -> ItemPool:
 def _first_labels(beginning: Beginning, pool: ItemPool) -> FirstLabels:
     """Read the labels of the pool and of a file, and find out the task if nobody said it."""
     classes, target = beginning.classes, str(beginning.reading.target)
-    cells = {position: text for position, text in enumerate(pool.targets() or ()) if text is not None}
+    cells = {position: text for position, text in enumerate(pool.targets or ()) if text is not None}
     known = {position: plain_class(text) for position, text in cells.items() if is_label(text, classes)}
     content = None if beginning.labels is None else read_content(beginning.labels)
     assumed = beginning.task or "classification"  # the labels may tell the task
     answers, ignored = _read(beginning, pool, content, assumed)
     labels = [*known.values(), *(answer.label for answer in answers if answer.label)]
-    task = beginning.task or _guess_task(labels, target, pool.targets() is not None)
+    task = beginning.task or _guess_task(labels, target, pool.targets is not None)
     if task != assumed:
         answers, _ = _read(beginning, pool, content, task)
     for position, label in known.items():

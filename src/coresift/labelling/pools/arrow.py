@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
-import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,30 +45,26 @@ class TableFile(ABC):
 
     @abstractmethod
     def rows(
-        self, names: Sequence[str], *, as_text: bool, wanted: Index | None = None
+        self, names: Sequence[str], typed: Collection[str] = USABLE, wanted: Index | None = None
     ) -> Iterator[tuple[Index, Any]]:
         """Read row numbers and record batches of these columns, of all rows or of the ascending ``wanted``.
 
-        ``as_text`` gives what is written in the file, where "NA" may be a name; otherwise it is a missing
-        value.
+        Columns of a CSV file whose kind is not ``typed`` are text as it is written there, where "NA" may be a
+        name; in others it is a missing value.
         """
 
-    def texts(
-        self, names: Sequence[str], wanted: Index | None = None
-    ) -> Iterator[tuple[Index, list[list[str | None]]]]:
-        """Read row numbers and what is written in each of the columns; see `rows`."""
+    def texts(self, names: Sequence[str], wanted: Index | None = None) -> dict[str, list[str | None]]:
+        """Read what is written in each of the columns; see `rows`."""
+        texts: dict[str, list[str | None]] = {name: [] for name in names}
         # Asked for no column, the CSV reader would give all.
-        for rows, batch in self.rows(names, as_text=True, wanted=wanted) if names else ():
+        for _, batch in self.rows(names, (), wanted) if names else ():
             try:
-                columns = [as_texts(batch.column(name)) for name in names]
+                for name in names:
+                    texts[name] += as_texts(batch.column(name))
             except NO_TEXT:
                 self.check_dates(names)
                 raise
-            yield rows, columns
-
-    def typed(self, batch: Any) -> Any:
-        """A record batch that was read as text, with columns of numbers as numbers."""
-        return batch
+        return texts
 
     def check_dates(self, names: Sequence[str]) -> None:
         """Raise for a date in these columns that cannot be shown to people; see `as_texts`."""
@@ -77,19 +72,24 @@ class TableFile(ABC):
 
 
 def pick(
-    batches: Any, start: int, wanted: Index | None, block: int = limits.POOL_BLOCK
+    batches: Iterable[Any], start: int, wanted: Index | None, block: int = limits.POOL_BLOCK
 ) -> Iterator[tuple[Index, Any]]:
     """Cut ``batches`` from row ``start`` on into blocks, and keep the ``wanted`` rows of each."""
-    last = math.inf if wanted is None else wanted.max(initial=-1)
     for batch in batches:
-        stop = start + len(batch)
-        kept = np.arange(start, stop) if wanted is None else wanted[(wanted >= start) & (wanted < stop)]
+        kept = within(wanted, start, len(batch))
         for first in range(0, len(kept), block):
             rows = kept[first : first + block]
-            yield rows, batch.slice(first, block) if wanted is None else batch.take(rows - start)
-        start = stop
-        if start > last:
+            yield rows, batch.take(rows - start)
+        start += len(batch)
+        if wanted is not None and start > wanted.max(initial=-1):
             return
+
+
+def within(wanted: Index | None, start: int, count: int) -> Index:
+    """The wanted rows among ``count`` rows from ``start`` on; all of them where ``wanted`` is ``None``."""
+    if wanted is None:
+        return np.arange(start, start + count)
+    return wanted[slice(*np.searchsorted(wanted, (start, start + count)))]
 
 
 @contextmanager

@@ -49,7 +49,7 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Hold some items as they are read from a file; what a kind of pool does not have is empty.
+    """Some items as they are read from a file; what a kind of pool does not have is empty.
 
     Attributes
     ----------
@@ -77,6 +77,10 @@ class ItemPool(ABC):
     named_by : what names the items, in words.
     block_size : how many items `blocks` reads at a time.
     numbers, categories : the names of these columns of a `Block`.
+    targets : the target column, ``None`` in empty rows; a word such as NA may be in it, see
+        `coresift.labelling.labels.is_label`. ``None`` where there is no such column.
+    costs : (N,) the cost of each label, above zero.
+    groups : the group of each item.
     """
 
     reading: Reading
@@ -85,6 +89,9 @@ class ItemPool(ABC):
     block_size: int
     numbers: Sequence[str] = ()
     categories: Sequence[str] = ()
+    targets: list[str | None] | None = None
+    costs: Floats | None = None
+    groups: list[str] | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -113,21 +120,6 @@ class ItemPool(ABC):
     def ids(self) -> list[str]:
         """The names of the items: distinct and not empty."""
         return [str(row) for row in range(len(self))]
-
-    def targets(self) -> list[str | None] | None:
-        """The target column, ``None`` in empty rows; ``None`` where there is no such column.
-
-        A word such as NA may be in it; see `coresift.labelling.labels.is_label`.
-        """
-        return None
-
-    def costs(self) -> Floats | None:
-        """(N,) the cost of each label, above zero."""
-        return None
-
-    def groups(self) -> list[str] | None:
-        """The group of each item."""
-        return None
 
     def check_writable(self) -> None:
         """Raise for an item that no batch file could show, because of its id or its columns."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,17 @@ import pyarrow.compute as compute
 import pyarrow.parquet
 
 from coresift import limits
-from coresift.labelling.pools.arrow import NO_TEXT, TableFile, as_texts, column_kind, decoded, explained, pick
+from coresift.labelling.pools.arrow import (
+    NO_TEXT,
+    USABLE,
+    TableFile,
+    as_texts,
+    column_kind,
+    decoded,
+    explained,
+    pick,
+    within,
+)
 from coresift.labelling.pools.base import row_name
 from coresift.reading import check_header, without_index
 from coresift.types import Index, InputError
@@ -34,22 +44,22 @@ class ParquetFile(TableFile):
             raise InputError(f"{path} has no rows; a pool needs items")
 
     def rows(
-        self, names: Sequence[str], *, as_text: bool, wanted: Index | None = None
+        self, names: Sequence[str], typed: Collection[str] = USABLE, wanted: Index | None = None
     ) -> Iterator[tuple[Index, Any]]:
         start = 0
         with explained(self._path):
             for group in range(self._file.num_row_groups):
-                stop = start + self._file.metadata.row_group(group).num_rows
-                if wanted is None or ((wanted >= start) & (wanted < stop)).any():
+                count = self._file.metadata.row_group(group).num_rows
+                if len(within(wanted, start, count)):
                     batches = self._file.iter_batches(limits.POOL_BLOCK, [group], list(names))
                     for rows, batch in pick(batches, start, wanted):
                         batch.validate(full=True)  # texts that are not UTF-8 would fail later
                         yield rows, batch
-                start = stop
+                start += count
 
     def check_dates(self, names: Sequence[str]) -> None:
         dates = [name for name in names if self.kinds[name] == "date"]
-        for rows, batch in self.rows(dates, as_text=True) if dates else ():
+        for rows, batch in self.rows(dates) if dates else ():
             for name in dates:
                 self._check_column(name, decoded(batch.column(name)), rows)
 

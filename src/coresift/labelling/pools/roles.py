@@ -33,13 +33,10 @@ def settle(reading: Reading, file: TableFile) -> Reading:
     return reading
 
 
-def column_values(file: TableFile, names: Sequence[str]) -> dict[str, list[str | None]]:
-    """Read columns as text without spaces around it; ``None`` where that is empty."""
-    values: dict[str, list[str | None]] = {name: [] for name in names}
-    for _, columns in file.texts(names):
-        for name, column in zip(names, columns, strict=True):
-            values[name].extend((text or "").strip() or None for text in column)
-    return values
+def column_values(file: TableFile, names: Collection[str | None]) -> dict[str | None, list[str | None]]:
+    """Read those of the columns that are there, without spaces around a text; ``None`` where it is empty."""
+    columns = file.texts([name for name in file.kinds if name in names])
+    return {name: [(text or "").strip() or None for text in texts] for name, texts in columns.items()}
 
 
 def why_no_ids(values: Sequence[str | None], path: str) -> str | None:
