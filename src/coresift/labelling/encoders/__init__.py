@@ -6,19 +6,21 @@ the pool is encoded block by block, so that memory does not grow with it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from coresift import limits
 from coresift.atomic import replacing
 from coresift.labelling.encoders.base import Encoder
 from coresift.labelling.encoders.categories import CategoryEncoder
-from coresift.labelling.encoders.images import LookEncoder, NetworkEncoder, UnreadableImageError, decoded
+from coresift.labelling.encoders.images import UnreadableImageError, decoded, image_encoder
 from coresift.labelling.encoders.numbers import NumberEncoder
 from coresift.labelling.encoders.texts import text_encoder
-from coresift.labelling.pools.base import ItemPool
+from coresift.labelling.pools.base import Block, ItemPool
 from coresift.progress import progress_bar
 from coresift.reading import FORMATS
 from coresift.types import InputError
@@ -26,7 +28,7 @@ from coresift.types import InputError
 
 @dataclass(frozen=True)
 class FeatureFacts:
-    """Say what was made of a pool: ``num_features``, the d of (N, d), and ``about``, in words for people."""
+    """The number of features, and what they are, in words for people."""
 
     num_features: int
     about: str
@@ -83,10 +85,8 @@ def _fit(pool: ItemPool, embedding: str | None, seed: int, sample_rows: int) -> 
         positions = np.sort(np.random.default_rng(seed).choice(len(pool), size, replace=False))
     sample = pool.take(positions)
     encoders: list[Encoder] = []
-    if pool.kind == "images" and embedding is None:
-        encoders.append(LookEncoder(sample.images, seed))
-    elif pool.kind == "images":
-        encoders.append(NetworkEncoder(sample.images, str(embedding)))
+    if pool.kind == "images":
+        encoders.append(image_encoder(sample.images, embedding, seed))
     if pool.kind == "text":
         encoders.append(text_encoder(sample.texts, str(pool.reading.text), embedding, seed))
     if pool.numbers:
@@ -96,20 +96,22 @@ def _fit(pool: ItemPool, embedding: str | None, seed: int, sample_rows: int) -> 
     return encoders
 
 
+def _encode(encoders: Sequence[Encoder], block: Block) -> npt.NDArray[np.float32]:
+    """(n, d) the features that all encoders make of n items."""
+    encoded = [encoder.encode(block) for encoder in encoders]
+    return np.concatenate(encoded, axis=1, dtype=np.float32)
+
+
 def _write(pool: ItemPool, path: Path, encoders: list[Encoder]) -> FeatureFacts:
-    about = ", ".join(encoder.about for encoder in encoders)
-    num_features = rows = 0
+    about, rows = ", ".join(encoder.about for encoder in encoders), 0
+    num_features = _encode(encoders, pool.take(np.arange(1))).shape[1]
+    if num_features == 0:
+        raise InputError(f"{pool.reading.path} has nothing to learn from: {about}")
     with replacing(path) as file, progress_bar("reading the pool", len(pool)) as advance:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (len(pool), num_features)}
+        np.lib.format.write_array_header_1_0(file, header)
         for block in pool.blocks():
-            encoded = [encoder.encode(block) for encoder in encoders]
-            features = np.concatenate(encoded, axis=1, dtype=np.float32)  # (n, d)
-            if rows == 0:
-                num_features = features.shape[1]
-                if num_features == 0:
-                    raise InputError(f"{pool.reading.path} has nothing to learn from: {about}")
-                header = {"descr": "<f4", "fortran_order": False, "shape": (len(pool), num_features)}
-                np.lib.format.write_array_header_1_0(file, header)
-            file.write(np.ascontiguousarray(features, "<f4").data)
+            file.write(np.ascontiguousarray(_encode(encoders, block), "<f4").data)
             rows += len(block)
             advance(len(block))
         if rows != len(pool):

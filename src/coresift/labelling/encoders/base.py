@@ -1,4 +1,4 @@
-"""Define what an encoder is, and the scale and wording that encoders share."""
+"""What an encoder is, and the scale and wording that encoders share."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class Encoder(Protocol):
-    """One way to turn items into features, fitted to a sample when it is made."""
+    """One way to turn items into features, fitted to a sample when it is made; ``about`` describes them."""
 
     @property
-    def about(self) -> str:
-        """What the features are, in words."""
-        ...
+    def about(self) -> str: ...
 
     def encode(self, block: Block) -> Array:
         """Turn n items into their features (n, d)."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +58,28 @@ class Scale:
         scaled: Array = ((features - self.mean) / self.std)[:, self.kept]
         return scaled
 
-    @property
-    def width(self) -> str:
-        """How many features are kept, in words."""
-        return counted(int(self.kept.sum()), "dimension")
+
+class Directions:
+    """Reduce descriptions of items to coordinates in their main directions, and scale these.
+
+    Parameters
+    ----------
+    reducer : such as `sklearn.decomposition.PCA`.
+    sample : (n, D) descriptions, perhaps sparse.
+    norm : of the whole sample.
+    """
+
+    def __init__(self, reducer: Any, sample: Any, norm: float) -> None:
+        self._reducer = reducer
+        # There is no variance to explain where all items are the same.
+        with np.errstate(invalid="ignore", divide="ignore"):
+            coordinates = reducer.fit(sample).transform(sample)
+        # A few distinct items have few directions; the others are rounding next to the size of the sample.
+        self._scale = Scale.fit(coordinates, norm / np.sqrt(sample.shape[0]))
+        self.about = counted(int(self._scale.kept.sum()), "dimension")
+
+    def __call__(self, described: Any) -> Array:
+        return self._scale(self._reducer.transform(described))
 
 
 def counted(number: int, singular: str, plural: str | None = None) -> str:

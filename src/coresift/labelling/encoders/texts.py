@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from coresift import limits
-from coresift.labelling.encoders.base import Array, Encoder, Scale
+from coresift.labelling.encoders.base import Array, Directions, Encoder, Scale
 from coresift.labelling.pools.base import Block
 from coresift.types import InputError
 
@@ -70,13 +70,9 @@ class WordEncoder:
             weights = self._words.fit_transform(sample)
         except ValueError:
             raise InputError(f"column {name!r} holds no words; is it the text to learn from?") from None
-        self._directions = TruncatedSVD(min(limits.WORD_DIRECTIONS, *weights.shape), random_state=seed)
-        # There is no variance to explain where all texts are the same.
-        with np.errstate(invalid="ignore", divide="ignore"):
-            coordinates = self._directions.fit(weights).transform(weights)
-        # A few distinct texts have few directions; the others are rounding next to the size of the weights.
-        self._scale = Scale.fit(coordinates, float(np.linalg.norm(weights.data)) / np.sqrt(len(sample)))
-        self.about = f"texts of {name!r} by their words in {self._scale.width}"
+        svd = TruncatedSVD(min(limits.WORD_DIRECTIONS, *weights.shape), random_state=seed)
+        self._directions = Directions(svd, weights, float(np.linalg.norm(weights.data)))
+        self.about = f"texts of {name!r} by their words in {self._directions.about}"
 
     def encode(self, block: Block) -> Array:
-        return self._scale(self._directions.transform(self._words.transform(block.texts)))
+        return self._directions(self._words.transform(block.texts))

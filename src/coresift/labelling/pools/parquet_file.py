@@ -67,10 +67,9 @@ class ParquetFile(TableFile):
         first_and_last = pa.array(compute.min_max(dates).values(), dates.type)
         if _has_text(first_and_last):
             return
-        row = next(row for row in range(len(dates)) if not _has_text(dates.slice(row, 1)))
-        where = row_name(self._path, int(rows[row]))
+        row = next(row for row, date in zip(rows, dates, strict=True) if not _has_text(pa.array([date])))
         raise InputError(
-            f"{self._path} has a date in {where}, column {name!r}, that cannot be shown; "
+            f"{self._path} has a date in {row_name(self._path, row)}, column {name!r}, that cannot be shown; "
             f"years go from 1 to 9999, and time zones have to be known ({dates.type}): correct it"
         )
 
@@ -78,7 +77,6 @@ class ParquetFile(TableFile):
 def _has_text(dates: Any) -> bool:
     """Tell whether `as_texts` can show an Arrow array."""
     try:
-        as_texts(dates)
+        return bool(as_texts(dates))
     except NO_TEXT:
         return False
-    return True
