@@ -92,13 +92,11 @@ class _Watch:
 
     def look(self) -> bool:
         """Send what is pending and not there yet, and collect answers; tell whether the batch is complete."""
-        pending = self.learner.pending()
-        if pending:
+        if pending := self.learner.pending():
             self.ask(pending, lambda: None)
         pulled = self.collect(self.learner.add)
         num_open = len(self.learner.pending())
-        changed = pulled.new + pulled.corrected + pulled.skipped
-        if changed:
+        if changed := pulled.new + pulled.corrected + pulled.skipped:
             self.report(f"{changed} answers came in, {num_open} are open")
         if num_open == 0:
             self.rounds += self._is_sent
