@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from coresift.labelling.project import Project
 
 ProjectFolder = Annotated[Path, typer.Argument(metavar="PROJECT", help="The project's folder.")]
+Text: TypeAlias = str | None
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 

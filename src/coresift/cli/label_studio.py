@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from coresift.cli.common import Json, ProjectFolder, open_project, say
+from coresift.cli.common import Json, ProjectFolder, Text, open_project, say
 
 if TYPE_CHECKING:
     from coresift.labelling.labellers.label_studio import LabelStudioLabeller
@@ -56,15 +56,11 @@ def _connected(
 def connect(
     project: ProjectFolder,
     url: Annotated[str, Option(help="The server's address, such as http://127.0.0.1:8080.")],
-    title: Annotated[
-        str | None, Option(help="The title of a Label Studio project, which is created if there is none.")
-    ] = None,
+    title: Annotated[Text, Option(help="A project's title there; it is created if there is none.")] = None,
     project_id: Annotated[int | None, Option(help="The number of an existing Label Studio project.")] = None,
-    control: Annotated[str | None, Option(help="The control for the label, if there are several.")] = None,
+    control: Annotated[Text, Option(help="The control for the label, if there are several.")] = None,
     token_file: TokenFile = None,
-    allow_http: Annotated[
-        bool, Option("--allow-http", help="Send the token unencrypted to another machine.")
-    ] = False,
+    allow_http: Annotated[bool, Option("--allow-http", help="Send the token unencrypted elsewhere.")] = False,
     json: Json = False,
 ) -> None:
     """Connect the project to a Label Studio project."""
