@@ -68,17 +68,7 @@ def demo(
 
 
 app.add_typer(experiments.commands, name="experiment")
-for command in (
-    projects.init,
-    projects.select,
-    projects.pending,
-    projects.ingest,
-    projects.status,
-    projects.report,
-    projects.export,
-    projects.reopen,
-    projects.repair,
-):
+for command in projects.COMMANDS:
     app.command()(command)
 app.add_typer(label_studio.commands, name="labelstudio")
 

@@ -368,3 +368,6 @@ def repair(
         f"{out / 'labels.csv'} has {saved.labels:,} answers{unnamed}",
         f"begin a new project with: {saved.command}" if saved.command else None,
     )
+
+
+COMMANDS = (init, select, pending, ingest, status, report, export, reopen, repair)

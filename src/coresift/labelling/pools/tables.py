@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,20 +22,16 @@ class TablePool(ItemPool):
         self._file = file
         self.reading = settled = settle(reading, file)
         self.kind = "table" if reading.text is None else "text"
-        kinds = {name: file.kinds[name] for name in settled.features}
-        self.numbers = [name for name, kind in kinds.items() if kind in ("number", "date")]
-        self.categories = [name for name, kind in kinds.items() if kind == "category"]
+        self.categories = [name for name in settled.features if file.kinds[name] == "category"]
+        self.numbers = [name for name in settled.features if file.kinds[name] != "category"]
         # All in one go: reading a large file again costs seconds.
         columns = column_values(file, {settled.id, settled.target, settled.cost, settled.group})
-        self.targets = columns.get(settled.target)
-        if settled.id is not None:
-            self._check_ids(columns[settled.id], is_named=reading.id is not None)
+        self.targets, self._ids = columns.get(settled.target), columns.get(settled.id)
+        if self._ids is not None:
+            self._check_ids(self._ids, is_named=reading.id is not None)
             self.named_by = f"column {settled.id!r}"
-        self._ids = columns.get(settled.id)
-        if settled.group is not None:
-            self.groups = self._filled(settled.group, columns[settled.group])
-        if settled.cost is not None:
-            self.costs = self._as_costs(self._filled(settled.cost, columns[settled.cost]))
+        self.groups = self._filled(settled.group, columns)
+        self.costs = self._as_costs(self._filled(settled.cost, columns))
         # What people are shown; an index of pandas only where it is learned from.
         known = {*file.columns, *settled.features} - {settled.id, settled.target}
         self._shown = [name for name, kind in file.kinds.items() if name in known and kind in USABLE]
@@ -98,14 +94,19 @@ class TablePool(ItemPool):
             f"{advice}"
         )
 
-    def _filled(self, name: str, values: Sequence[str | None]) -> list[str]:
-        """The values of a column that has to have one in every row."""
+    def _filled(self, name: str | None, columns: Mapping[str | None, list[str | None]]) -> list[str] | None:
+        """The values of a column, if there is one; it has to have one in every row."""
+        values = columns.get(name)
+        if values is None:
+            return None
         if None in values:
             row = row_name(self.reading.path, values.index(None))
             raise InputError(f"{self.reading.path} holds nothing in {row}, column {name!r}; fill it in")
         return list(map(str, values))
 
-    def _as_costs(self, texts: Sequence[str]) -> Floats:
+    def _as_costs(self, texts: Sequence[str] | None) -> Floats | None:
+        if texts is None:
+            return None
         costs = np.array([float(text) if is_number(text) else 0.0 for text in texts])
         if (costs <= 0).any():
             row = int((costs <= 0).argmax())
