@@ -118,14 +118,14 @@ def create_project(folder: Path, beginning: Beginning) -> None:
         with readable(pool_path):  # before its features are computed: it may change meanwhile
             fingerprint, stamp = pool.fingerprint(), stamp_of(Path(pool.reading.path))
         with unfinished(folder) as new:
-            made = write_features(pool, new / FEATURES, embedding=beginning.embedding, seed=beginning.seed)
+            about = write_features(pool, new / FEATURES, embedding=beginning.embedding, seed=beginning.seed)
             settings = Settings(
                 reading=pool.reading,
                 kind=pool.kind,
                 task=labels.task,
                 target=str(beginning.reading.target),
                 classes=None if beginning.classes is None else tuple(beginning.classes),
-                features=made.about,
+                features=about,
                 fingerprint=fingerprint,
                 seed=beginning.seed,
                 hand_picked=beginning.hand_picked,

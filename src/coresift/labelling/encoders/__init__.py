@@ -7,7 +7,6 @@ the pool is encoded block by block, so that memory does not grow with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,14 +25,6 @@ from coresift.reading import FORMATS
 from coresift.types import InputError
 
 
-@dataclass(frozen=True)
-class FeatureFacts:
-    """The number of features, and what they are, in words for people."""
-
-    num_features: int
-    about: str
-
-
 def write_features(
     pool: ItemPool,
     path: Path,
@@ -41,8 +32,10 @@ def write_features(
     embedding: str | None = None,
     seed: int = 0,
     sample_rows: int = limits.SAMPLE_ROWS,
-) -> FeatureFacts:
+) -> str:
     """Write the features of a pool as a ``.npy`` file of float32 (N, d), which appears when it is complete.
+
+    Returns what the features are, in words for people.
 
     Parameters
     ----------
@@ -102,7 +95,7 @@ def _encode(encoders: Sequence[Encoder], block: Block) -> npt.NDArray[np.float32
     return np.concatenate(encoded, axis=1, dtype=np.float32)
 
 
-def _write(pool: ItemPool, path: Path, encoders: list[Encoder]) -> FeatureFacts:
+def _write(pool: ItemPool, path: Path, encoders: list[Encoder]) -> str:
     about, rows = ", ".join(encoder.about for encoder in encoders), 0
     num_features = _encode(encoders, pool.take(np.arange(1))).shape[1]
     if num_features == 0:
@@ -118,7 +111,7 @@ def _write(pool: ItemPool, path: Path, encoders: list[Encoder]) -> FeatureFacts:
             raise InputError(
                 f"{pool.reading.path} had {len(pool)} items and now {rows}; leave it as it is meanwhile"
             )
-    return FeatureFacts(num_features, about)
+    return about
 
 
 def _unreadable(pool: ItemPool) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -18,45 +17,40 @@ Array: TypeAlias = npt.NDArray[Any]
 class Encoder(Protocol):
     """One way to turn items into features, fitted to a sample when it is made; ``about`` describes them."""
 
-    @property
-    def about(self) -> str: ...
+    about: str
 
     def encode(self, block: Block) -> Array:
         """Turn n items into their features (n, d)."""
 
 
-@dataclass(frozen=True, eq=False)
 class Scale:
     """Centre features and divide all of them by one number, which keeps their distances.
 
-    Attributes
+    Features are left out that vary no more than rounding makes them.
+
+    Parameters
     ----------
-    kept : (d,) whether a feature is more than rounding; others are left out.
-    mean : (d,)
-    std : the root of the average variance of those kept.
+    sample : (n, d)
+    magnitude : (d,) or one for all, of the numbers that the sample was computed from.
     """
 
-    kept: npt.NDArray[np.bool_]
-    mean: Array
-    std: float
-
-    @classmethod
-    def fit(cls, sample: Array, magnitude: Array | float) -> Scale:
-        """Fit to ``sample`` (n, d), computed from numbers of a ``magnitude``, (d,) or one for all."""
+    def __init__(self, sample: Array, magnitude: Array | float) -> None:
         std = sample.std(0)
-        kept = std > limits.ROUNDING * magnitude
-        return cls(kept, sample.mean(0), float(np.sqrt(np.mean(std[kept] ** 2))) if kept.any() else 1.0)
-
-    @classmethod
-    def fit_embedding(cls, sample: Array) -> Scale:
-        """Fit to what a network gives (n, d), without features that are the same for all."""
-        sample = sample.astype(np.float64)
-        return cls.fit(sample, np.sqrt(np.mean(sample**2, axis=0)))
+        self.kept = std > limits.ROUNDING * magnitude
+        self._mean = sample.mean(0)
+        # The root of the average variance of those kept.
+        self._std = float(np.sqrt(np.mean(std[self.kept] ** 2))) if self.kept.any() else 1.0
 
     def __call__(self, features: Array) -> Array:
         """(n, d) features to those kept, scaled."""
-        scaled: Array = ((features - self.mean) / self.std)[:, self.kept]
+        scaled: Array = ((features - self._mean) / self._std)[:, self.kept]
         return scaled
+
+
+def embedding_scale(sample: Array) -> Scale:
+    """The scale of what a network gives (n, d), without features that are the same for all."""
+    sample = sample.astype(np.float64)
+    return Scale(sample, np.sqrt(np.mean(sample**2, axis=0)))
 
 
 class Directions:
@@ -75,7 +69,7 @@ class Directions:
         with np.errstate(invalid="ignore", divide="ignore"):
             coordinates = reducer.fit(sample).transform(sample)
         # A few distinct items have few directions; the others are rounding next to the size of the sample.
-        self._scale = Scale.fit(coordinates, norm / np.sqrt(sample.shape[0]))
+        self._scale = Scale(coordinates, norm / np.sqrt(sample.shape[0]))
         self.about = counted(int(self._scale.kept.sum()), "dimension")
 
     def __call__(self, described: Any) -> Array:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from coresift import limits
-from coresift.labelling.encoders.base import Array, Directions, Encoder, Scale
+from coresift.labelling.encoders.base import Array, Directions, Encoder, embedding_scale
 from coresift.labelling.pools.base import Block
 from coresift.progress import progress_bar
 from coresift.reading import open_image
@@ -58,7 +58,7 @@ class NetworkEncoder:
         self._network = network.eval().to(self._device)
         self._side = int(getattr(network, "input_size", None) or limits.NETWORK_SIDE)
         some = sample[:: max(1, len(sample) // limits.SAMPLE_EMBEDDED)]
-        self._scale = Scale.fit_embedding(_with_a_bar(self._embed, some))
+        self._scale = embedding_scale(_with_a_bar(self._embed, some))
         self.about = f"images embedded by {embedding}"
 
     def _embed(self, files: Sequence[Path]) -> Array:

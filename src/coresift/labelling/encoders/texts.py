@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from coresift import limits
-from coresift.labelling.encoders.base import Array, Directions, Encoder, Scale
+from coresift.labelling.encoders.base import Array, Directions, Encoder, embedding_scale
 from coresift.labelling.pools.base import Block
 from coresift.types import InputError
 
@@ -39,7 +39,7 @@ class SentenceEncoder:
         except (ImportError, OSError) as error:
             why = str(error).splitlines()[0]
             raise InputError(f"cannot load all-MiniLM-L6-v2: {why}; try embedding 'tfidf'") from None
-        self._scale = Scale.fit_embedding(self._embed(sample[: limits.SAMPLE_EMBEDDED]))
+        self._scale = embedding_scale(self._embed(sample[: limits.SAMPLE_EMBEDDED]))
         self.about = f"texts of {name!r} embedded by all-MiniLM-L6-v2"
 
     def _embed(self, texts: Sequence[str]) -> Array:
