@@ -27,7 +27,7 @@ TokenFile = Annotated[
     Option(help="A file of mode 600 with the token; without it, the variable LABEL_STUDIO_API_KEY is used."),
 ]
 TrustServer = Annotated[
-    str | None,
+    Text,
     Option(metavar="URL", help="Trust this server, which the project names: send it the token from now on."),
 ]
 
@@ -60,7 +60,9 @@ def connect(
     project_id: Annotated[int | None, Option(help="The number of an existing Label Studio project.")] = None,
     control: Annotated[Text, Option(help="The control for the label, if there are several.")] = None,
     token_file: TokenFile = None,
-    allow_http: Annotated[bool, Option("--allow-http", help="Send the token unencrypted elsewhere.")] = False,
+    allow_http: Annotated[
+        bool, Option("--allow-http", help="Send the token unencrypted to another machine.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Connect the project to a Label Studio project."""

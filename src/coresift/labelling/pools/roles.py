@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import chain
 
 from coresift.labelling.labels import PLAIN_NUMBERS
 from coresift.labelling.pools.arrow import USABLE, TableFile
@@ -16,15 +17,15 @@ from coresift.types import InputError
 
 def settle(reading: Reading, file: TableFile) -> Reading:
     """Fill in the columns that a reading leaves open, and raise where its roles do not fit the file."""
-    named_features = [name for text in reading.features for name in _split_names(text, file.kinds)]
-    reading = replace(reading, features=tuple(dict.fromkeys(named_features)))
+    listed = chain.from_iterable(_split_names(text, file.kinds) for text in reading.features)
+    reading = replace(reading, features=tuple(dict.fromkeys(listed)))
     _check_columns(reading, file)
-    roles = (reading.target, reading.cost, reading.group, reading.text)
-    if reading.id is None and "id" in file.kinds and "id" not in (*roles, *reading.features):
+    roles = {reading.target, reading.cost, reading.group, reading.text}
+    if reading.id is None and "id" in file.kinds.keys() - roles - set(reading.features):
         reading = replace(reading, id="id")
     if not reading.features:
         # An "id" next to another column that names items is nothing to learn from either.
-        others = {reading.id, *roles, "id"}
+        others = roles | {reading.id, "id"}
         reading = replace(reading, features=tuple(name for name in file.columns if name not in others))
         _check_target(reading, file)
         _check_id(reading, file)
@@ -60,8 +61,7 @@ def _check_columns(reading: Reading, file: TableFile) -> None:
         if name is not None and name not in kinds:
             raise InputError(f"{path} has no column {name!r}; it has {', '.join(map(repr, kinds))}")
     for role in ("id", "target", "text"):
-        name = getattr(reading, role)
-        if name in reading.features:
+        if (name := getattr(reading, role)) in reading.features:
             raise InputError(f"column {name!r} is the {role} of {path}; take it out of the features")
     if reading.text is not None and kinds[reading.text] != "category":
         raise InputError(f"column {reading.text!r} of {path} holds {kinds[reading.text]}, expected text")

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
@@ -256,7 +257,7 @@ class LabelStudio:
         for _ in range(self._patience.depth):
             if any(secrets.search(value) for value in level if isinstance(value, str)):
                 self._refuse(f"sent the token back in its answer to {request}; do not trust it")
-            level = [child for value in level for child in _children(value)]
+            level = list(chain.from_iterable(map(_children, level)))
             if not level:
                 return
         self._refuse(f"answered {request} with JSON of more than {self._patience.depth} levels")
