@@ -45,10 +45,7 @@ def _connected(
         question = f"The project names the server {url}, which you have not used before. Send it your token?"
         return sys.stdin.isatty() and sys.stderr.isatty() and typer.confirm(question, err=True)
 
-    with (
-        open_project(project) as opened,
-        label_studio.open_server(opened, token_file, confirm) as server,
-    ):
+    with open_project(project) as opened, label_studio.open_server(opened, token_file, confirm) as server:
         yield opened, label_studio.LabelStudioLabeller(opened, server)
 
 
@@ -82,10 +79,7 @@ def connect(
 
 @commands.command()
 def push(
-    project: ProjectFolder,
-    token_file: TokenFile = None,
-    trust_server: TrustServer = None,
-    json: Json = False,
+    project: ProjectFolder, token_file: TokenFile = None, trust_server: TrustServer = None, json: Json = False
 ) -> None:
     """Send the pending items as tasks, in the order of choice."""
     with _connected(project, token_file, trust_server) as (opened, labeller):
@@ -95,10 +89,7 @@ def push(
 
 @commands.command()
 def pull(
-    project: ProjectFolder,
-    token_file: TokenFile = None,
-    trust_server: TrustServer = None,
-    json: Json = False,
+    project: ProjectFolder, token_file: TokenFile = None, trust_server: TrustServer = None, json: Json = False
 ) -> None:
     """Collect annotations."""
     with _connected(project, token_file, trust_server) as (opened, labeller):

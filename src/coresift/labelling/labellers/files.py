@@ -130,17 +130,8 @@ def read_answers(
     ignored = _clear_words(table.rows, classes)
     rows = [row for row in table.rows if row.label or row.is_skipped]
     allowed = None if classes is None else dict.fromkeys(classes)  # fast to look in, and in their order
-    answers: dict[str, tuple[int, Answer]] = {}
-    for row, name in zip(rows, _known_ids(table, rows, ids), strict=True):
-        answer = _answer(table, row, name, task, allowed)
-        number, earlier = answers.setdefault(name, (row.number, answer))
-        if earlier.label != answer.label:
-            said, says = (quoted(label) if label else "skipped" for label in (earlier.label, answer.label))
-            raise InputError(
-                f"{table.where(row, 'label')}: {says} for id {quoted(name)}, but row {number} has {said}; "
-                "keep one of the two"
-            )
-    return [answer for _, answer in answers.values()], ignored
+    named = zip(rows, _known_ids(table, rows, ids), strict=True)
+    return _distinct(table, [(row, _answer(table, row, name, task, allowed)) for row, name in named]), ignored
 
 
 def read_ids(path: Path, columns: Sequence[str]) -> list[str]:
@@ -225,7 +216,9 @@ class _Table:
         with long_cells():
             text = decode(path, content)
             header = _find_header(text, parts["id"], parts["label"])
-            self._separator, first, self._header = header or (",", *read_header(text, ","))
+            if header is None:
+                raise _no_header(path, text, parts)
+            self._separator, first, self._header = header
             records = read_records(path, text, self._separator)
         self._path, self._columns = path, _columns(path, first, self._header, parts)
         self._indices = {part: self._header.index(name) for part, name in self._columns.items()}
@@ -263,20 +256,23 @@ def _find_header(text: str, *needed: Sequence[str]) -> tuple[str, int, list[str]
 
 def _columns(path: Path, row: int, header: list[str], parts: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """The name of the column with each part of an answer, where there is one."""
-    wanted = {"id": " or ".join(map(repr, parts["id"])), "label": repr(parts["label"][0])}
-    expected = f"the first row should name the columns {wanted['id']} and {wanted['label']}"
-    if not header:
-        raise InputError(f"{path}, row 1: the file is empty; {expected}")
     # The first name that is there overwrites those after it.
     columns = {part: name for part, known in parts.items() for name in reversed(known) if name in header}
-    for part, words in wanted.items():
-        if part not in columns:
-            seen = quoted(", ".join(header))
-            raise InputError(f"{path}, row {row}: no column {words}, only {seen}; {expected}")
     for name in columns.values():
         if header.count(name) > 1:
             raise InputError(f"{path}, row {row}: {header.count(name)} columns are named {name!r}; keep one")
     return columns
+
+
+def _no_header(path: Path, text: str, parts: Mapping[str, Sequence[str]]) -> InputError:
+    row, header = read_header(text, ",")
+    words = " or ".join(map(repr, parts["id"])), repr(parts["label"][0])
+    expected = f"the first row should name the columns {words[0]} and {words[1]}"
+    if not header:
+        return InputError(f"{path}, row 1: the file is empty; {expected}")
+    missing = words[0] if set(parts["id"]).isdisjoint(header) else words[1]
+    seen = quoted(", ".join(header))
+    return InputError(f"{path}, row {row}: no column {missing}, only {seen}; {expected}")
 
 
 def _clear_words(rows: Sequence[_Row], classes: Sequence[str] | None) -> int:
@@ -294,6 +290,18 @@ def _answer(table: _Table, row: _Row, name: str, task: Task, classes: Collection
     label = _label(where, row.label, task, classes) if row.label else None
     at = _time(table.where(row, "at"), row.at) if row.at else None
     return Answer(name, label, unguarded(row.who).strip() or None, at)
+
+
+def _distinct(table: _Table, given: Iterable[tuple[_Row, Answer]]) -> list[Answer]:
+    """The first answer for each item; raises where a later one differs."""
+    first: dict[str, tuple[_Row, Answer]] = {}
+    for row, answer in given:
+        earlier, known = first.setdefault(answer.id, (row, answer))
+        if known.label != answer.label:
+            said, says = (quoted(one.label) if one.label else "skipped" for one in (known, answer))
+            where = f"{table.where(row, 'label')}: {says} for id {quoted(answer.id)}"
+            raise InputError(f"{where}, but row {earlier.number} has {said}; keep one of the two")
+    return [answer for _, answer in first.values()]
 
 
 def _known_ids(

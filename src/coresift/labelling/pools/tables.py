@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from coresift.labelling.labels import is_number
 from coresift.labelling.pools.arrow import USABLE, TableFile, as_numbers, as_texts
@@ -70,12 +71,10 @@ class TablePool(ItemPool):
         text = self.reading.text
         names = self.reading.features if text is None else (*self.reading.features, text)
         for rows, batch in self._file.rows(names, wanted=wanted):
-            numbers = np.array([as_numbers(batch.column(name)) for name in self.numbers], np.float64)
-            numbers = numbers.reshape(-1, len(rows)).T.copy()
+            numbers = _matrix(batch, self.numbers, as_numbers, np.float64)
             check_numbers(self.reading.path, numbers, rows, self.numbers)
-            categories = np.array([as_texts(batch.column(name)) for name in self.categories], object)
             texts = () if text is None else [value or "" for value in as_texts(batch.column(text))]
-            yield Block(numbers, categories.reshape(-1, len(rows)).T, texts)
+            yield Block(numbers, _matrix(batch, self.categories, as_texts, object), texts)
 
     def _check_ids(self, values: Sequence[str | None], is_named: bool) -> None:
         """Raise where the column of ids, which somebody named or which is called "id", cannot name items.
@@ -115,3 +114,9 @@ class TablePool(ItemPool):
                 f"{self.reading.cost!r}; a cost is a number above zero"
             )
         return costs
+
+
+def _matrix(batch: Any, names: Sequence[str], values: Callable[[Any], Any], dtype: type) -> Any:
+    """(n, p) the values of columns of a record batch."""
+    columns: npt.NDArray[Any] = np.array([values(batch.column(name)) for name in names], dtype)
+    return columns.reshape(-1, batch.num_rows).T.copy()

@@ -76,9 +76,7 @@ class Connection:
 
 
 def open_server(
-    project: OpenProject,
-    token_file: Path | None = None,
-    confirm: Callable[[str], bool] = lambda url: False,
+    project: OpenProject, token_file: Path | None = None, confirm: Callable[[str], bool] = lambda url: False
 ) -> LabelStudio:
     """Open the server that a project is connected to.
 
