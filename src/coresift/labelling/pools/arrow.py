@@ -106,9 +106,8 @@ class ParquetFile(TableFile):
                 start += count
 
     def check_dates(self, names: Sequence[str]) -> None:
-        dates = [name for name in names if self.kinds[name] == "date"]
-        for rows, batch in self.rows(dates) if dates else ():
-            for name in dates:
+        for name in names:
+            for rows, batch in self.rows([name]) if self.kinds[name] == "date" else ():
                 self._check_column(name, decoded(batch.column(name)), rows)
 
     def _check_column(self, name: str, dates: Any, rows: Index) -> None:
