@@ -26,12 +26,8 @@ class Encoder(Protocol):
 class Scale:
     """Centre features and divide all of them by one number, which keeps their distances.
 
-    Features are left out that vary no more than rounding makes them.
-
-    Parameters
-    ----------
-    sample : (n, d)
-    magnitude : (d,) or one for all, of the numbers that the sample was computed from.
+    It is fitted to a sample (n, d), computed from numbers of a ``magnitude``, (d,) or one for all. Features
+    are left out that vary no more than rounding makes them.
     """
 
     def __init__(self, sample: Array, magnitude: Array | float) -> None:
@@ -56,11 +52,7 @@ def embedding_scale(sample: Array) -> Scale:
 class Directions:
     """Reduce descriptions of items to coordinates in their main directions, and scale these.
 
-    Parameters
-    ----------
-    reducer : such as `sklearn.decomposition.PCA`.
-    sample : (n, D) descriptions, perhaps sparse.
-    norm : of the whole sample.
+    A ``reducer`` such as `sklearn.decomposition.PCA` is fitted to a sample (n, D) with this ``norm``.
     """
 
     def __init__(self, reducer: Any, sample: Any, norm: float) -> None:

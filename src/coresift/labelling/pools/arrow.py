@@ -32,20 +32,12 @@ NO_TEXT = (OverflowError, ValueError)
 
 
 class TableFile(ABC):
-    """A table in a file, which may be larger than memory.
+    """A table in a file, which may be larger than memory."""
 
-    Attributes
-    ----------
-    columns : the names of its columns, without an index that pandas wrote.
-    kinds : the kind of each column, an index included; see `column_kind`.
-    num_rows : above zero.
-    with_commas : columns of text where all values are numbers, some with a comma, and an example of each.
-    """
-
-    columns: list[str]
-    kinds: dict[str, str]
-    num_rows: int
-    with_commas: dict[str, str]
+    columns: list[str]  # without an index that pandas wrote
+    kinds: dict[str, str]  # of all columns, an index included; see `column_kind`
+    num_rows: int  # above zero
+    with_commas: dict[str, str]  # columns of text that are numbers, some with a comma, and an example of each
 
     @abstractmethod
     def rows(

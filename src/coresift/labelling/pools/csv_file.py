@@ -32,20 +32,13 @@ _DAY_FIRST = (
 
 
 class _ColumnTypes:
-    """What a column may hold, judging from the texts seen so far.
-
-    Attributes
-    ----------
-    fitting : the Arrow types that fit all of them, best first; of a column of text, none but text.
-    numeric : whether they all look like numbers, perhaps with commas.
-    with_comma : an example of one with a comma.
-    """
+    """What a column may hold, judging from the texts seen so far."""
 
     def __init__(self, is_text: bool) -> None:
         types = [pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.string()]
-        self.fitting = types[-1:] if is_text else types
-        self.numeric = not is_text
-        self.with_comma: str | None = None
+        self.fitting = types[-1:] if is_text else types  # those that fit all texts, best first
+        self.numeric = not is_text  # whether all texts look like numbers, perhaps with commas
+        self.with_comma: str | None = None  # an example of one
 
     def see(self, column: Any) -> None:
         column = _known(column)

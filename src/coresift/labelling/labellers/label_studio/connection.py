@@ -27,27 +27,17 @@ CONNECTION, SEEN = "label_studio", "label_studio_seen"
 
 @dataclass(frozen=True)
 class Connection:
-    """Where a project's items are labelled.
+    """Where a project's items are labelled."""
 
-    Attributes
-    ----------
-    url, allow_http : of the server, see `LabelStudio`.
-    project_id, created : the project there, and whether it was made for this.
-    key : tells the tasks of this project from others there.
-    control, kind : name and tag of the control that gives the label.
-    item : name of the tag that the control refers to.
-    shows : the tags that show an item, by the variables that they read.
-    """
-
-    url: str
+    url: str  # of the server, see `LabelStudio`
     allow_http: bool
-    project_id: int
-    created: bool
-    key: str
-    control: str
-    kind: str
-    item: str
-    shows: Mapping[str, str]
+    project_id: int  # there
+    created: bool  # whether the project there was made for this one
+    key: str  # tells the tasks of this project from others there
+    control: str  # name of the control that gives the label
+    kind: str  # tag of the control
+    item: str  # name of the tag that the control refers to
+    shows: Mapping[str, str]  # the tags that show an item, by the variables that they read
 
     @classmethod
     def of(cls, project: OpenProject) -> Connection:

@@ -180,20 +180,15 @@ def _task_filter(column: str, operator: str, type: str, value: str) -> dict[str,
 
 
 class _Look:
-    """What one look at the tasks of a server finds; its fields are as in `Pulled`.
-
-    Attributes
-    ----------
-    latest : the time of the latest change.
-    given : for each item the annotation that counts: whether it is no skip, its time, and what it answers.
-    is_odd : whether a task could not be read.
-    """
+    """What one look at the tasks of a server finds; its fields are as in `Pulled`."""
 
     def __init__(self, project: OpenProject, connection: Connection, latest: datetime | None) -> None:
-        self.project, self.connection, self.latest = project, connection, latest
+        self.project, self.connection = project, connection
+        self.latest = latest  # the time of the latest change
+        # For each item the annotation that counts: whether it is no skip, its time, and what it answers.
         self.given: dict[str, tuple[bool, datetime, Answer]] = {}
-        self.foreign, self.is_odd = 0, False
-        self.unusable: list[str] = []
+        self.is_odd = False  # whether a task could not be read
+        self.foreign, self.unusable = 0, list[str]()
 
     def read(self, task: Any) -> None:
         data, annotations = field(task, "data", dict), field(task, "annotations", list)
