@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from os import fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -29,7 +30,7 @@ def open_project(folder: Path) -> Project:
 
 def say(as_json: bool, facts: Mapping[str, Any], *lines: str | None) -> None:
     """Print facts for a script, or lines for people, without those that are ``None``."""
-    for line in [json.dumps(facts)] if as_json else lines:
+    for line in [json.dumps(facts, default=fspath)] if as_json else lines:
         if line is not None:
             typer.echo(line)
 

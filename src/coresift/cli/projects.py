@@ -79,7 +79,7 @@ def _say_begun(project: Project, json: bool, is_guessed: bool) -> None:
     corrections, ignored = project.ledger.first_corrections(), project.recall("ignored")
     alike = alike_classes(classes) if settings.classes is None else []
     facts = {
-        "project": str(project.folder),
+        "project": project.folder,
         "items": len(project.ledger),
         "labels": counts["labelled"],
         "task": settings.task,
@@ -109,7 +109,7 @@ def select(
     out: Annotated[Path | None, Option(help="The CSV file to write for the annotators.")] = None,
     strategy: Annotated[Text, Option(help="One of those that coresift strategies lists.")] = None,
     exclude: Annotated[
-        Items, Option(help="An item never to be labelled; repeat it, or @FILE with ids.")
+        Items, Option(help="An item that can never be labelled; repeat it, or @FILE with ids.")
     ] = None,
     must_include: Annotated[Items, Option(help="An item to include; repeat it, or @FILE with ids.")] = None,
     per_group: Annotated[int | None, Option(help="The largest number of items of one group.")] = None,
@@ -142,7 +142,7 @@ def select(
         made, again = opened.next_round(request, more, wait, out=out, replace=replace)
         shortage = words.shortage(opened, made, out)
         lines = [*words.batch(made, again, shortage), *words.where(opened, made, out)]
-    facts = {**asdict(made), "again": again, "shortage": shortage, "out": out and str(out)}
+    facts = {**asdict(made), "again": again, "shortage": shortage, "out": out}
     say(json, facts, *lines)
 
 
@@ -177,7 +177,7 @@ def pending(
             BatchFile(opened, out).ask(items, lambda: None)
     ids = [item.id for item in items]
     lines = [f"{len(ids)} pending items written to {out}"] if out else map(words.printable, ids)
-    say(json, {"pending": len(ids), "items": ids, "out": out and str(out)}, *lines)
+    say(json, {"pending": len(ids), "items": ids, "out": out}, *lines)
     if not (out or ids or json):
         typer.echo("no item is pending", err=True)  # not among the ids, which may go to a file
 
@@ -316,7 +316,7 @@ def report(
         opened.check_replaceable(path)
         with writing(path):
             write_project_report(overview(opened), path)
-    say(json, {"report": str(path)}, f"written to {path}")
+    say(json, {"report": path}, f"written to {path}")
     if show:
         typer.launch(str(path))
 
@@ -341,7 +341,7 @@ def export(
             facts = write(opened, out)
     say(
         json,
-        {**facts, "out": str(out), "warning": warning},
+        {**facts, "out": out, "warning": warning},
         f"written to {out}: {facts['labelled']:,} labels, {facts['predicted']:,} predictions",
         f"warning: {warning}" if warning else None,
     )
