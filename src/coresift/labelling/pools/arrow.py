@@ -169,14 +169,17 @@ def as_texts(column: Any) -> list[str | None]:
     """
     column = decoded(column)
     if types.is_floating(column.type):
-        numbers = column.to_numpy(zero_copy_only=False)
-        # NumPy writes the 0.1 of single precision as 0.1; for double precision Python is faster.
-        values = map(str, numbers.tolist() if numbers.dtype == np.float64 else numbers)
-        return [None if value == "nan" else value for value in values]
+        return _number_texts(column.to_numpy(zero_copy_only=False))
     if types.is_timestamp(column.type):
         # Python's times have no nanoseconds.
         column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
     return [None if value is None else str(value) for value in column.to_pylist()]
+
+
+def _number_texts(numbers: Floats) -> list[str | None]:
+    # NumPy writes the 0.1 of single precision as 0.1; for double precision Python is faster.
+    values = map(str, numbers.tolist() if numbers.dtype == np.float64 else numbers)
+    return [None if value == "nan" else value for value in values]
 
 
 def as_numbers(column: Any) -> Floats:

@@ -254,7 +254,12 @@ def _label(connection: Connection, result: Sequence[Any]) -> str | None:
     if len(ours) != 1:
         return None
     entries = _as_list(field(ours[0], "value", dict).get(CONTROLS[connection.kind]))
-    path = _as_list(entries[0]) if len(entries) == 1 else [None]
+    return _class_of(entries[0]) if len(entries) == 1 else None
+
+
+def _class_of(value: Any) -> str | None:
+    """A class, or the path to one in a taxonomy, as text; ``None`` for anything else."""
+    path = _as_list(value)
     if not all(isinstance(step, str | int | float) for step in path):
         return None
     return plain_class(" / ".join(map(str, path)).strip()) or None
