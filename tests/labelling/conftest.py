@@ -1,7 +1,5 @@
 """What tests of pools and of their features share."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +41,14 @@ class PoolFiles:
 
     def encode(self, pool: ItemPool, **options: Any) -> npt.NDArray[np.float32]:
         """The features, checked for what holds of all of them."""
-        facts = write_features(pool, self.folder / "features.npy", **options)
+        self.about(pool, **options)
         rows: npt.NDArray[np.float32] = np.load(self.folder / "features.npy")
-        assert rows.shape == (len(pool), facts.num_features) and rows.dtype == np.float32
+        assert rows.ndim == 2 and len(rows) == len(pool) and rows.dtype == np.float32
         assert np.isfinite(rows).all()
-        assert json.loads(json.dumps(asdict(facts))) == asdict(facts)
         return rows
 
     def about(self, pool: ItemPool, **options: Any) -> str:
-        return write_features(pool, self.folder / "features.npy", **options).about
+        return write_features(pool, self.folder / "features.npy", **options)
 
 
 @pytest.fixture

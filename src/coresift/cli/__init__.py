@@ -11,7 +11,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from coresift import InputError, __version__
-from coresift.cli import batches, experiments, label_studio, projects
+from coresift.cli import experiments, label_studio, projects
 from coresift.errors import cannot_write, is_full
 
 
@@ -68,17 +68,7 @@ def demo(
 
 
 app.add_typer(experiments.commands, name="experiment")
-for command in (
-    projects.init,
-    batches.select,
-    batches.pending,
-    batches.ingest,
-    projects.status,
-    projects.report,
-    projects.export,
-    batches.reopen,
-    projects.repair,
-):
+for command in projects.COMMANDS:
     app.command()(command)
 app.add_typer(label_studio.commands, name="labelstudio")
 

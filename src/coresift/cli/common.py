@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from os import fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from coresift.labelling.project import Project
 
 ProjectFolder = Annotated[Path, typer.Argument(metavar="PROJECT", help="The project's folder.")]
+Text: TypeAlias = str | None
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
@@ -28,7 +30,7 @@ def open_project(folder: Path) -> Project:
 
 def say(as_json: bool, facts: Mapping[str, Any], *lines: str | None) -> None:
     """Print facts for a script, or lines for people, without those that are ``None``."""
-    for line in [json.dumps(facts)] if as_json else lines:
+    for line in [json.dumps(facts, default=fspath)] if as_json else lines:
         if line is not None:
             typer.echo(line)
 

@@ -64,9 +64,7 @@ def run(
 @commands.command()
 def report(
     folder: Annotated[Path, Argument(help="A folder of results.")],
-    out: Annotated[
-        Path | None, Option(help="The folder to write to; that of the results by default.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="The folder to write to; FOLDER by default.")] = None,
     ceiling: Annotated[Path | None, Option(help="Results with all labels, to be drawn as a line.")] = None,
 ) -> None:
     """Write tables, learning curves and paired tests as a page, Markdown and figures."""
@@ -95,22 +93,17 @@ def figure(
 @commands.command(name="map")
 def batch_map(
     config: Config,
-    methods: Annotated[
-        str,
-        Option(
-            help="Only these methods, separated by commas; by default maxent, bald and acs-fw-j10, as far as "
-            "the file has them, or else all methods."
-        ),
-    ] = "",
+    methods: Annotated[str, Option(help="Only these methods, separated by commas; see above.")] = "",
     budget: Annotated[int, Option(help="Points in each batch.")] = 200,
     folder: Tables = None,
     device: Device = "cpu",
-    out: Annotated[
-        Path | None,
-        Option(help="The figure; its data go to an .npz file next to it. batches-DATA.png by default."),
-    ] = None,
+    out: Annotated[Path | None, Option(help="The figure; batches-DATA.png by default.")] = None,
 ) -> None:
-    """Draw where batches lie among the features of a model trained on the first labels."""
+    """Draw where batches lie among the features of a model trained on the first labels.
+
+    Methods are by default maxent, bald and acs-fw-j10, as far as the file has them, or else all. The data of
+    a figure go to an .npz file next to it.
+    """
     from coresift.bench.batch_map import BatchMap
     from coresift.bench.config import Experiment
     from coresift.report.figures import save

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from coresift.cli.common import Json, ProjectFolder, open_project, say
+from coresift.cli.common import Json, ProjectFolder, Text, open_project, say
 
 if TYPE_CHECKING:
     from coresift.labelling.labellers.label_studio import LabelStudioLabeller
@@ -27,7 +27,7 @@ TokenFile = Annotated[
     Option(help="A file of mode 600 with the token; without it, the variable LABEL_STUDIO_API_KEY is used."),
 ]
 TrustServer = Annotated[
-    str | None,
+    Text,
     Option(metavar="URL", help="Trust this server, which the project names: send it the token from now on."),
 ]
 
@@ -45,10 +45,7 @@ def _connected(
         question = f"The project names the server {url}, which you have not used before. Send it your token?"
         return sys.stdin.isatty() and sys.stderr.isatty() and typer.confirm(question, err=True)
 
-    with (
-        open_project(project) as opened,
-        label_studio.open_server(opened, token_file, confirm) as server,
-    ):
+    with open_project(project) as opened, label_studio.open_server(opened, token_file, confirm) as server:
         yield opened, label_studio.LabelStudioLabeller(opened, server)
 
 
@@ -56,11 +53,9 @@ def _connected(
 def connect(
     project: ProjectFolder,
     url: Annotated[str, Option(help="The server's address, such as http://127.0.0.1:8080.")],
-    title: Annotated[
-        str | None, Option(help="The title of a Label Studio project, which is created if there is none.")
-    ] = None,
+    title: Annotated[Text, Option(help="A project's title there; it is created if there is none.")] = None,
     project_id: Annotated[int | None, Option(help="The number of an existing Label Studio project.")] = None,
-    control: Annotated[str | None, Option(help="The control for the label, if there are several.")] = None,
+    control: Annotated[Text, Option(help="The control for the label, if there are several.")] = None,
     token_file: TokenFile = None,
     allow_http: Annotated[
         bool, Option("--allow-http", help="Send the token unencrypted to another machine.")
@@ -84,10 +79,7 @@ def connect(
 
 @commands.command()
 def push(
-    project: ProjectFolder,
-    token_file: TokenFile = None,
-    trust_server: TrustServer = None,
-    json: Json = False,
+    project: ProjectFolder, token_file: TokenFile = None, trust_server: TrustServer = None, json: Json = False
 ) -> None:
     """Send the pending items as tasks, in the order of choice."""
     with _connected(project, token_file, trust_server) as (opened, labeller):
@@ -97,10 +89,7 @@ def push(
 
 @commands.command()
 def pull(
-    project: ProjectFolder,
-    token_file: TokenFile = None,
-    trust_server: TrustServer = None,
-    json: Json = False,
+    project: ProjectFolder, token_file: TokenFile = None, trust_server: TrustServer = None, json: Json = False
 ) -> None:
     """Collect annotations."""
     with _connected(project, token_file, trust_server) as (opened, labeller):

@@ -118,14 +118,14 @@ def create_project(folder: Path, beginning: Beginning) -> None:
         with readable(pool_path):  # before its features are computed: it may change meanwhile
             fingerprint, stamp = pool.fingerprint(), stamp_of(Path(pool.reading.path))
         with unfinished(folder) as new:
-            made = write_features(pool, new / FEATURES, embedding=beginning.embedding, seed=beginning.seed)
+            about = write_features(pool, new / FEATURES, embedding=beginning.embedding, seed=beginning.seed)
             settings = Settings(
                 reading=pool.reading,
                 kind=pool.kind,
                 task=labels.task,
                 target=str(beginning.reading.target),
                 classes=None if beginning.classes is None else tuple(beginning.classes),
-                features=made.about,
+                features=about,
                 fingerprint=fingerprint,
                 seed=beginning.seed,
                 hand_picked=beginning.hand_picked,
@@ -157,13 +157,13 @@ def _open(beginning: Beginning) -> ItemPool:
 def _first_labels(beginning: Beginning, pool: ItemPool) -> FirstLabels:
     """Read the labels of the pool and of a file, and find out the task if nobody said it."""
     classes, target = beginning.classes, str(beginning.reading.target)
-    cells = {position: text for position, text in enumerate(pool.targets() or ()) if text is not None}
+    cells = {position: text for position, text in enumerate(pool.targets or ()) if text is not None}
     known = {position: plain_class(text) for position, text in cells.items() if is_label(text, classes)}
     content = None if beginning.labels is None else read_content(beginning.labels)
     assumed = beginning.task or "classification"  # the labels may tell the task
     answers, ignored = _read(beginning, pool, content, assumed)
     labels = [*known.values(), *(answer.label for answer in answers if answer.label)]
-    task = beginning.task or _guess_task(labels, target, pool.targets() is not None)
+    task = beginning.task or _guess_task(labels, target, pool.targets is not None)
     if task != assumed:
         answers, _ = _read(beginning, pool, content, task)
     for position, label in known.items():

@@ -239,12 +239,12 @@ class NextBatch:
         pool, request = self.project.pool, self.request
         costs = groups = None
         if request.budget is not None:
-            costs = pool.costs()
+            costs = pool.costs
             if costs is None:
                 raise InputError("--budget is in the unit of a cost column; name one with --cost at init")
             costs = costs[looked_at]
         if request.per_group is not None:
-            all_groups = pool.groups()
+            all_groups = pool.groups
             if all_groups is None:
                 raise InputError("--per-group needs a column of groups; name one with --group at init")
             groups = [all_groups[position] for position in looked_at]

@@ -27,20 +27,22 @@ from typer.testing import CliRunner
 
 from coresift.cli import app
 from coresift.labelling.labellers.label_studio import (
-    Connection,
     LabelStudio,
     LabelStudioLabeller,
-    Pulled,
-    Pushed,
-    Watched,
     connect,
     open_server,
     read_token,
     watch,
 )
-from coresift.labelling.labellers.label_studio.connection import configuration, read_configuration
+from coresift.labelling.labellers.label_studio.connection import (
+    Connection,
+    configuration,
+    read_configuration,
+)
+from coresift.labelling.labellers.label_studio.labeller import Pulled, Pushed
 from coresift.labelling.labellers.label_studio.server import AnswerError, Patience, UnavailableError
 from coresift.labelling.labellers.label_studio.tokens import servers_file
+from coresift.labelling.labellers.label_studio.watching import Watched
 from coresift.labelling.ledger import Ingested
 from coresift.labelling.pools import Reading
 from coresift.labelling.project import BusyError, NothingLeftError, Project, Request

@@ -16,7 +16,7 @@ def test_arrays(files: Any, tmp_path: Path) -> None:
     array[:, 0, 0], array[3, 1, 1] = 7, np.nan
     np.save(tmp_path / "pool.npy", array)
     pool = open_pool(Reading(str(tmp_path / "pool.npy"), target="price"))
-    assert (pool.kind, len(pool), pool.ids()[-1], pool.targets()) == ("array", 30, "29", None)
+    assert (pool.kind, len(pool), pool.ids()[-1], pool.targets) == ("array", 30, "29", None)
     assert pool.named_by == "their row number, from 0"
     shown = pool.describe([5])[0]
     assert list(shown) == [str(i) for i in range(20)] and float(shown["19"]) == array[5].ravel()[19]

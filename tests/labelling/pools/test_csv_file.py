@@ -69,5 +69,5 @@ def test_dates_with_the_day_first_are_numbers(files: Any, tmp_path: Path) -> Non
     # There is no 13th month, and what is left out is left out for a true reason.
     days = [f"{row % 28 + 1:02}/{row % 12 + 1:02}/20{row % 90 + 10}" for row in range(60)]
     path = files.write("other.csv", "x,day\n" + "".join(f"{row},{day}\n" for row, day in enumerate(days)))
-    facts = write_features(open_pool(Reading(path)), tmp_path / "features.npy")
-    assert "without 'day': dates have to be written as 2024-10-30 or 30.10.2024" in facts.about
+    about = write_features(open_pool(Reading(path)), tmp_path / "features.npy")
+    assert "without 'day': dates have to be written as 2024-10-30 or 30.10.2024" in about

@@ -62,7 +62,7 @@ def test_numbers_with_commas_may_be_categories_if_listed(files: Any) -> None:
 )
 def test_targets_to_come_may_resemble_columns(files: Any, columns: str, options: dict[str, Any]) -> None:
     pool = open_pool(Reading(files.write("pool.csv", f"{columns}\nx,2\ny,3\n"), **options))
-    assert pool.targets() is None
+    assert pool.targets is None
     open_pool(pool.reading)  # as a project does later
 
 

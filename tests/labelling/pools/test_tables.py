@@ -26,8 +26,8 @@ def test_a_table_with_all_kinds_of_columns(files: Any) -> None:
     assert (pool.kind, len(pool), pool.ids()) == ("table", 4, ["a1", "b2", "c3", "d4"])
     assert pool.reading.id == "id" and pool.reading.features == ("area", "town", "built", "sold")
     assert (pool.numbers, pool.categories) == (["area", "built"], ["town", "sold"])
-    assert pool.targets() == ["100", None, "300.5", "NA"] and pool.named_by == "column 'id'"
-    assert pool.costs() is None and pool.groups() is None
+    assert pool.targets == ["100", None, "300.5", "NA"] and pool.named_by == "column 'id'"
+    assert pool.costs is None and pool.groups is None
     assert pool.describe([2, 0, 2])[:2] == [
         {"area": "", "town": "Ulm", "built": "2010-01-01", "sold": "true"},
         {"area": "50", "town": "Ulm", "built": "1990-01-01", "sold": "true"},
@@ -61,7 +61,7 @@ def test_a_parquet_file_reads_as_the_same_table_in_csv(files: Any) -> None:
     }
     pool = open_pool(Reading(files.parquet(columns, row_group_size=3), target="price"))
     assert pool.ids() == text.ids() and pool.reading.features == text.reading.features
-    assert pool.targets() == ["100.0", None, "300.5", None]
+    assert pool.targets == ["100.0", None, "300.5", None]
     assert pool.describe([3, 1])[1] == {
         "area": "70.5", "town": "Bonn", "built": "2000-06-15 00:00:00", "sold": "false"
     }  # fmt: skip
@@ -72,8 +72,8 @@ def test_costs_and_groups(files: Any) -> None:
     path = files.write("pool.csv", "key,x,minutes,site\n1,5,2.5,north\n1,6,3,south\n")
     pool = open_pool(Reading(path, features=("x",), cost="minutes", group="site"))
     assert pool.ids() == ["0", "1"] and pool.reading.id is None
-    costs = pool.costs()
-    assert costs is not None and costs.tolist() == [2.5, 3] and pool.groups() == ["north", "south"]
+    costs = pool.costs
+    assert costs is not None and costs.tolist() == [2.5, 3] and pool.groups == ["north", "south"]
 
 
 BROKEN_TABLES: list[tuple[str | bytes, dict[str, Any], str]] = [

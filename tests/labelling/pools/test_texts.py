@@ -14,7 +14,7 @@ def test_texts_with_quotes_commas_and_newlines(files: Any, newline: str, mark: s
     lines = ["id,question,answer", '007,"a ""b"", c', 'd",1', "NA,plain words,", "8,,2", ""]
     path = files.write("pool.csv", mark + newline.join(lines))
     pool = open_pool(Reading(path, target="answer", text="question"))
-    assert (pool.kind, pool.ids(), pool.targets()) == ("text", ["007", "NA", "8"], ["1", None, "2"])
+    assert (pool.kind, pool.ids(), pool.targets) == ("text", ["007", "NA", "8"], ["1", None, "2"])
     texts = [f'a "b", c{newline}d', "plain words", ""]
     assert [row["question"] for row in pool.describe(range(3))] == texts
     assert [text for block in pool.blocks() for text in block.texts] == texts

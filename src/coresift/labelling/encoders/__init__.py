@@ -6,30 +6,23 @@ the pool is encoded block by block, so that memory does not grow with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from coresift import limits
 from coresift.atomic import replacing
 from coresift.labelling.encoders.base import Encoder
 from coresift.labelling.encoders.categories import CategoryEncoder
-from coresift.labelling.encoders.images import LookEncoder, NetworkEncoder, UnreadableImageError, decoded
+from coresift.labelling.encoders.images import UnreadableImageError, decoded, image_encoder
 from coresift.labelling.encoders.numbers import NumberEncoder
 from coresift.labelling.encoders.texts import text_encoder
-from coresift.labelling.pools.base import ItemPool
+from coresift.labelling.pools.base import Block, ItemPool
 from coresift.progress import progress_bar
 from coresift.reading import FORMATS
 from coresift.types import InputError
-
-
-@dataclass(frozen=True)
-class FeatureFacts:
-    """Say what was made of a pool: ``num_features``, the d of (N, d), and ``about``, in words for people."""
-
-    num_features: int
-    about: str
 
 
 def write_features(
@@ -39,8 +32,10 @@ def write_features(
     embedding: str | None = None,
     seed: int = 0,
     sample_rows: int = limits.SAMPLE_ROWS,
-) -> FeatureFacts:
+) -> str:
     """Write the features of a pool as a ``.npy`` file of float32 (N, d), which appears when it is complete.
+
+    Returns what the features are, in words for people.
 
     Parameters
     ----------
@@ -83,10 +78,8 @@ def _fit(pool: ItemPool, embedding: str | None, seed: int, sample_rows: int) -> 
         positions = np.sort(np.random.default_rng(seed).choice(len(pool), size, replace=False))
     sample = pool.take(positions)
     encoders: list[Encoder] = []
-    if pool.kind == "images" and embedding is None:
-        encoders.append(LookEncoder(sample.images, seed))
-    elif pool.kind == "images":
-        encoders.append(NetworkEncoder(sample.images, str(embedding)))
+    if pool.kind == "images":
+        encoders.append(image_encoder(sample.images, embedding, seed))
     if pool.kind == "text":
         encoders.append(text_encoder(sample.texts, str(pool.reading.text), embedding, seed))
     if pool.numbers:
@@ -96,27 +89,29 @@ def _fit(pool: ItemPool, embedding: str | None, seed: int, sample_rows: int) -> 
     return encoders
 
 
-def _write(pool: ItemPool, path: Path, encoders: list[Encoder]) -> FeatureFacts:
-    about = ", ".join(encoder.about for encoder in encoders)
-    num_features = rows = 0
+def _encode(encoders: Sequence[Encoder], block: Block) -> npt.NDArray[np.float32]:
+    """(n, d) the features that all encoders make of n items."""
+    encoded = [encoder.encode(block) for encoder in encoders]
+    return np.concatenate(encoded, axis=1, dtype=np.float32)
+
+
+def _write(pool: ItemPool, path: Path, encoders: list[Encoder]) -> str:
+    about, rows = ", ".join(encoder.about for encoder in encoders), 0
+    num_features = _encode(encoders, pool.take(np.arange(1))).shape[1]
+    if num_features == 0:
+        raise InputError(f"{pool.reading.path} has nothing to learn from: {about}")
     with replacing(path) as file, progress_bar("reading the pool", len(pool)) as advance:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (len(pool), num_features)}
+        np.lib.format.write_array_header_1_0(file, header)
         for block in pool.blocks():
-            encoded = [encoder.encode(block) for encoder in encoders]
-            features = np.concatenate(encoded, axis=1, dtype=np.float32)  # (n, d)
-            if rows == 0:
-                num_features = features.shape[1]
-                if num_features == 0:
-                    raise InputError(f"{pool.reading.path} has nothing to learn from: {about}")
-                header = {"descr": "<f4", "fortran_order": False, "shape": (len(pool), num_features)}
-                np.lib.format.write_array_header_1_0(file, header)
-            file.write(np.ascontiguousarray(features, "<f4").data)
+            file.write(np.ascontiguousarray(_encode(encoders, block), "<f4").data)
             rows += len(block)
             advance(len(block))
         if rows != len(pool):
             raise InputError(
                 f"{pool.reading.path} had {len(pool)} items and now {rows}; leave it as it is meanwhile"
             )
-    return FeatureFacts(num_features, about)
+    return about
 
 
 def _unreadable(pool: ItemPool) -> str:

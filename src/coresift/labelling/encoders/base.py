@@ -1,9 +1,8 @@
-"""Define what an encoder is, and the scale and wording that encoders share."""
+"""What an encoder is, and the scale and wording that encoders share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -16,55 +15,57 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class Encoder(Protocol):
-    """One way to turn items into features, fitted to a sample when it is made."""
+    """One way to turn items into features, fitted to a sample when it is made; ``about`` describes them."""
 
-    @property
-    def about(self) -> str:
-        """What the features are, in words."""
-        ...
+    about: str
 
     def encode(self, block: Block) -> Array:
         """Turn n items into their features (n, d)."""
-        ...
 
 
-@dataclass(frozen=True, eq=False)
 class Scale:
     """Centre features and divide all of them by one number, which keeps their distances.
 
-    Attributes
-    ----------
-    kept : (d,) whether a feature is more than rounding; others are left out.
-    mean : (d,)
-    std : the root of the average variance of those kept.
+    It is fitted to a sample (n, d), computed from numbers of a ``magnitude``, (d,) or one for all. Features
+    are left out that vary no more than rounding makes them.
     """
 
-    kept: npt.NDArray[np.bool_]
-    mean: Array
-    std: float
-
-    @classmethod
-    def fit(cls, sample: Array, magnitude: Array | float) -> Scale:
-        """Fit to ``sample`` (n, d), computed from numbers of a ``magnitude``, (d,) or one for all."""
+    def __init__(self, sample: Array, magnitude: Array | float) -> None:
         std = sample.std(0)
-        kept = std > limits.ROUNDING * magnitude
-        return cls(kept, sample.mean(0), float(np.sqrt(np.mean(std[kept] ** 2))) if kept.any() else 1.0)
-
-    @classmethod
-    def fit_embedding(cls, sample: Array) -> Scale:
-        """Fit to what a network gives (n, d), without features that are the same for all."""
-        sample = sample.astype(np.float64)
-        return cls.fit(sample, np.sqrt(np.mean(sample**2, axis=0)))
+        self.kept = std > limits.ROUNDING * magnitude
+        self._mean = sample.mean(0)
+        # The root of the average variance of those kept.
+        self._std = float(np.sqrt(np.mean(std[self.kept] ** 2))) if self.kept.any() else 1.0
 
     def __call__(self, features: Array) -> Array:
         """(n, d) features to those kept, scaled."""
-        scaled: Array = ((features - self.mean) / self.std)[:, self.kept]
+        scaled: Array = ((features - self._mean) / self._std)[:, self.kept]
         return scaled
 
-    @property
-    def width(self) -> str:
-        """How many features are kept, in words."""
-        return counted(int(self.kept.sum()), "dimension")
+
+def embedding_scale(sample: Array) -> Scale:
+    """The scale of what a network gives (n, d), without features that are the same for all."""
+    sample = sample.astype(np.float64)
+    return Scale(sample, np.sqrt(np.mean(sample**2, axis=0)))
+
+
+class Directions:
+    """Reduce descriptions of items to coordinates in their main directions, and scale these.
+
+    A ``reducer`` such as `sklearn.decomposition.PCA` is fitted to a sample (n, D) with this ``norm``.
+    """
+
+    def __init__(self, reducer: Any, sample: Any, norm: float) -> None:
+        self._reducer = reducer
+        # There is no variance to explain where all items are the same.
+        with np.errstate(invalid="ignore", divide="ignore"):
+            coordinates = reducer.fit(sample).transform(sample)
+        # A few distinct items have few directions; the others are rounding next to the size of the sample.
+        self._scale = Scale(coordinates, norm / np.sqrt(sample.shape[0]))
+        self.about = counted(int(self._scale.kept.sum()), "dimension")
+
+    def __call__(self, described: Any) -> Array:
+        return self._scale(self._reducer.transform(described))
 
 
 def counted(number: int, singular: str, plural: str | None = None) -> str:

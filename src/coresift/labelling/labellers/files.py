@@ -43,8 +43,8 @@ def write_batch(
     """Write a batch for the people who label it.
 
     The columns are ``id``, the target, ``skip`` and ``who``, where the last three are to be filled in,
-    ``rank``, and then the columns of the pool. One that would be read as part of an answer gets "item" before
-    its name. No cell starts a formula: an apostrophe keeps it text, and `read_answers` takes it away.
+    ``rank``, and then the columns of the pool; see `free_names`. No cell starts a formula: an apostrophe
+    keeps it text, and `read_answers` takes it away.
 
     Parameters
     ----------
@@ -116,36 +116,22 @@ def read_answers(
 
     White space around cells is ignored, except in an id that is known with it. Numbers come back in their
     shortest form, so that 1.50 and 1.5 are the same answer, classes as `plain_class` writes them, and times
-    in UTC, also those without a zone. Of two rows with the same answer for an item the first is kept.
+    in UTC, also those without a zone. Of two rows with the same answer for an item the first is kept. Also
+    returns how many rows were ignored for a word that stands for no label.
 
     Parameters
     ----------
-    path, content : of the file; see `read_content`.
+    content : of the file; see `read_content`.
     ids : tells for each id whether it is known.
     classes : the labels that are allowed; ``None`` for any.
     id_column : the pool's own name for the ids.
-
-    Returns
-    -------
-    The answers, and how many rows were ignored for a word that stands for no label.
     """
     table = _Table(path, content, answer_parts(target, id_column))
-    answered, ignored = _answered(table, classes)
+    ignored = _clear_words(table.rows, classes)
+    rows = [row for row in table.rows if row.label or row.is_skipped]
     allowed = None if classes is None else dict.fromkeys(classes)  # fast to look in, and in their order
-    answers: dict[str, Answer] = {}
-    numbers: dict[str, int] = {}
-    for row, name in zip(answered, _known_ids(table, answered, ids), strict=True):
-        where = table.where(row, "label")
-        label = _label(where, row.label, task, allowed) if row.label else None
-        at = _time(table.where(row, "at"), row.at) if row.at else None
-        answer = Answer(name, label, unguarded(row.who).strip() or None, at)
-        earlier, number = answers.setdefault(name, answer), numbers.setdefault(name, row.number)
-        if earlier.label != label:
-            said, says = ("skipped" if value is None else quoted(value) for value in (earlier.label, label))
-            raise InputError(
-                f"{where}: {says} for id {quoted(name)}, but row {number} has {said}; keep one of the two"
-            )
-    return list(answers.values()), ignored
+    named = zip(rows, _known_ids(table, rows, ids), strict=True)
+    return _distinct(table, [(row, _answer(table, row, name, task, allowed)) for row, name in named]), ignored
 
 
 def read_ids(path: Path, columns: Sequence[str]) -> list[str]:
@@ -154,18 +140,22 @@ def read_ids(path: Path, columns: Sequence[str]) -> list[str]:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read ids from {path}: {error}") from None
-    with long_cells():
-        header = _find_header(text, columns)
-        if header is None:
-            return [line.strip() for line in text.splitlines() if line.strip()]
-        separator, first, names = header
-        try:
-            records = read_records(path, text, separator)[first:]
-        except InputError as error:
-            raise InputError(f"cannot read ids from {error}") from None
-    column = next(names.index(name) for name in columns if name in names)
-    ids = [unguarded(cells[column]) for cells in records if len(cells) > column]
+    try:
+        with long_cells():
+            ids = _listed(path, text, columns)
+    except InputError as error:
+        raise InputError(f"cannot read ids from {error}") from None
     return [name for name in ids if name.strip()]
+
+
+def _listed(path: Path, text: str, columns: Sequence[str]) -> list[str]:
+    header = _find_header(text, columns)
+    if header is None:
+        return [line.strip() for line in text.splitlines()]
+    separator, first, names = header
+    column = next(names.index(name) for name in columns if name in names)
+    records = read_records(path, text, separator)[first:]
+    return [unguarded(cells[column]) for cells in records if len(cells) > column]
 
 
 def answer_parts(target: str, id_column: str | None = None) -> dict[str, tuple[str, ...]]:
@@ -226,7 +216,9 @@ class _Table:
         with long_cells():
             text = decode(path, content)
             header = _find_header(text, parts["id"], parts["label"])
-            self._separator, first, self._header = header or (",", *read_header(text, ","))
+            if header is None:
+                raise _no_header(path, text, parts)
+            self._separator, first, self._header = header
             records = read_records(path, text, self._separator)
         self._path, self._columns = path, _columns(path, first, self._header, parts)
         self._indices = {part: self._header.index(name) for part, name in self._columns.items()}
@@ -257,43 +249,59 @@ def _find_header(text: str, *needed: Sequence[str]) -> tuple[str, int, list[str]
     """Find the separator that splits the header into names with one of each kind; with its row and names."""
     for separator in SEPARATORS:
         row, names = read_header(text, separator)
-        if all(set(known).intersection(names) for known in needed):
+        if not any(map(set(names).isdisjoint, needed)):
             return separator, row, names
     return None
 
 
 def _columns(path: Path, row: int, header: list[str], parts: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """The name of the column with each part of an answer, where there is one."""
-    wanted = {"id": " or ".join(map(repr, parts["id"])), "label": repr(parts["label"][0])}
-    expected = f"the first row should name the columns {wanted['id']} and {wanted['label']}"
-    if not header:
-        raise InputError(f"{path}, row 1: the file is empty; {expected}")
-    there = {part: [name for name in known if name in header] for part, known in parts.items()}
-    for part, words in wanted.items():
-        if not there[part]:
-            seen = quoted(", ".join(header))
-            raise InputError(f"{path}, row {row}: no column {words}, only {seen}; {expected}")
-    columns = {part: names[0] for part, names in there.items() if names}
+    # The first name that is there overwrites those after it.
+    columns = {part: name for part, known in parts.items() for name in reversed(known) if name in header}
     for name in columns.values():
         if header.count(name) > 1:
             raise InputError(f"{path}, row {row}: {header.count(name)} columns are named {name!r}; keep one")
     return columns
 
 
-def _answered(table: _Table, classes: Sequence[str] | None) -> tuple[list[_Row], int]:
-    """The rows with an answer, and how many others have a word for no label."""
-    answered, ignored = [], 0
-    for row in table.rows:
-        if row.label and not is_label(row.label, classes):
-            row.label = ""
-            ignored += not row.is_skipped
-        if row.is_skipped and row.label:
-            where = table.where(row, "label")
-            marked = "but the row is marked to skip; clear one of the two"
-            raise InputError(f"{where}: {quoted(row.label)}, {marked}")
-        if row.is_skipped or row.label:
-            answered.append(row)
-    return answered, ignored
+def _no_header(path: Path, text: str, parts: Mapping[str, Sequence[str]]) -> InputError:
+    row, header = read_header(text, ",")
+    words = " or ".join(map(repr, parts["id"])), repr(parts["label"][0])
+    expected = f"the first row should name the columns {words[0]} and {words[1]}"
+    if not header:
+        return InputError(f"{path}, row 1: the file is empty; {expected}")
+    missing = words[0] if set(parts["id"]).isdisjoint(header) else words[1]
+    seen = quoted(", ".join(header))
+    return InputError(f"{path}, row {row}: no column {missing}, only {seen}; {expected}")
+
+
+def _clear_words(rows: Sequence[_Row], classes: Sequence[str] | None) -> int:
+    """Clear labels that are words for no label; count those of items that are not skipped."""
+    words = [row for row in rows if row.label and not is_label(row.label, classes)]
+    for row in words:
+        row.label = ""
+    return sum(not row.is_skipped for row in words)
+
+
+def _answer(table: _Table, row: _Row, name: str, task: Task, classes: Collection[str] | None) -> Answer:
+    where = table.where(row, "label")
+    if row.is_skipped and row.label:
+        raise InputError(f"{where}: {quoted(row.label)}, but the row is marked to skip; clear one of the two")
+    label = _label(where, row.label, task, classes) if row.label else None
+    at = _time(table.where(row, "at"), row.at) if row.at else None
+    return Answer(name, label, unguarded(row.who).strip() or None, at)
+
+
+def _distinct(table: _Table, given: Iterable[tuple[_Row, Answer]]) -> list[Answer]:
+    """The first answer for each item; raises where a later one differs."""
+    first: dict[str, tuple[_Row, Answer]] = {}
+    for row, answer in given:
+        earlier, known = first.setdefault(answer.id, (row, answer))
+        if known.label != answer.label:
+            said, says = (quoted(one.label) if one.label else "skipped" for one in (known, answer))
+            where = f"{table.where(row, 'label')}: {says} for id {quoted(answer.id)}"
+            raise InputError(f"{where}, but row {earlier.number} has {said}; keep one of the two")
+    return [answer for _, answer in first.values()]
 
 
 def _known_ids(
@@ -301,20 +309,23 @@ def _known_ids(
 ) -> list[str]:
     """The id of each row as the project knows it; one that is not known as it is written is trimmed."""
     names = [unguarded(row.id) for row in rows]
-    for index, known in enumerate(ids(names)):
-        if not known:
-            names[index] = unguarded(rows[index].id.strip()).strip()
-    unknown = [index for index, known in enumerate(ids(names)) if not known]
-    if unknown:
-        first, *others = (quoted(names[index]) for index in unknown[:5])
-        more = len(unknown) - 1
-        listed = ", ".join([*others, "..."] if more > 4 else others)
-        nor = f", nor are {more} more of {len(rows)} answers ({listed})" if more else ""
-        raise InputError(
-            f"{table.where(rows[unknown[0]], 'id')}: {first} is not in the project{nor}; "
-            "is the file of another project, or did a program change the ids?"
-        )
-    return names
+    for index in _unknown(names, ids):
+        names[index] = unguarded(rows[index].id.strip()).strip()
+    unknown = _unknown(names, ids)
+    if not unknown:
+        return names
+    first, *others = (quoted(names[index]) for index in unknown[:5])
+    more = len(unknown) - 1
+    listed = ", ".join(others) + (", ..." if more > 4 else "")
+    nor = f", nor are {more} more of {len(rows)} answers ({listed})" if more else ""
+    raise InputError(
+        f"{table.where(rows[unknown[0]], 'id')}: {first} is not in the project{nor}; "
+        "is the file of another project, or did a program change the ids?"
+    )
+
+
+def _unknown(names: Sequence[str], ids: Callable[[Sequence[str]], Sequence[bool]]) -> list[int]:
+    return [index for index, known in enumerate(ids(names)) if not known]
 
 
 def _label(where: str, text: str, task: Task, classes: Collection[str] | None) -> str:

@@ -9,13 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from coresift.labelling.pools.arrays import ArrayItems
-from coresift.labelling.pools.arrow import TableFile
+from coresift.labelling.pools.arrow import ParquetFile
 from coresift.labelling.pools.base import Block, ItemPool, Reading
 from coresift.labelling.pools.csv_file import CsvFile
 from coresift.labelling.pools.images import ImageFolder
-from coresift.labelling.pools.parquet_file import ParquetFile
 from coresift.labelling.pools.tables import TablePool
-from coresift.labelling.pools.texts import TextPool
 from coresift.types import InputError
 
 __all__ = ["Block", "ItemPool", "Reading", "open_pool"]
@@ -31,15 +29,10 @@ def open_pool(reading: Reading) -> ItemPool:
         raise InputError(f"there is no file or folder {path}")
     if path.suffix.lower() == ".npy":
         return ArrayItems(reading)
-    file = _open_table(path, reading.text)
-    return TablePool(reading, file) if reading.text is None else TextPool(reading, file)
-
-
-def _open_table(path: Path, text: str | None) -> TableFile:
     if path.suffix.lower() == ".csv":
-        return CsvFile(path, text)
+        return TablePool(reading, CsvFile(path, reading.text))
     if path.suffix.lower() in (".parquet", ".pq"):
-        return ParquetFile(path)
+        return TablePool(reading, ParquetFile(path))
     raise InputError(
         f"cannot read {path}: its name should end in .csv, .parquet or .npy, or be a folder of images"
     )

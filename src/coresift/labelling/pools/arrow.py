@@ -1,21 +1,24 @@
-"""Read tables with Arrow piece by piece, and turn their columns into texts and numbers."""
+"""Read tables with Arrow piece by piece, here of Parquet files, and turn columns into texts and numbers."""
 
 from __future__ import annotations
 
 import csv
-import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as compute
+import pyarrow.parquet
 from pyarrow import types
 
 from coresift import limits
+from coresift.labelling.pools.base import row_name
+from coresift.reading import check_header, without_index
 from coresift.types import Floats, Index, InputError
 
 # The kinds of columns to learn from. A column without any value may as well hold numbers.
@@ -29,67 +32,114 @@ NO_TEXT = (OverflowError, ValueError)
 
 
 class TableFile(ABC):
-    """A table in a file, which may be larger than memory.
+    """A table in a file, which may be larger than memory."""
 
-    Attributes
-    ----------
-    columns : the names of its columns, without an index that pandas wrote.
-    kinds : the kind of each column, an index included; see `column_kind`.
-    num_rows : above zero.
-    with_commas : columns of text where all values are numbers, some with a comma, and an example of each.
-    """
-
-    columns: list[str]
-    kinds: dict[str, str]
-    num_rows: int
-    with_commas: dict[str, str]
+    columns: list[str]  # without an index that pandas wrote
+    kinds: dict[str, str]  # of all columns, an index included; see `column_kind`
+    num_rows: int  # above zero
+    with_commas: dict[str, str]  # columns of text that are numbers, some with a comma, and an example of each
 
     @abstractmethod
     def rows(
-        self, names: Sequence[str], *, as_text: bool, wanted: Index | None = None
+        self, names: Sequence[str], typed: Collection[str] = USABLE, wanted: Index | None = None
     ) -> Iterator[tuple[Index, Any]]:
         """Read row numbers and record batches of these columns, of all rows or of the ascending ``wanted``.
 
-        ``as_text`` gives what is written in the file, where "NA" may be a name; otherwise it is a missing
-        value.
+        Columns of a CSV file whose kind is not ``typed`` are text as it is written there, where "NA" may be a
+        name; in others it is a missing value.
         """
 
-    def texts(
-        self, names: Sequence[str], wanted: Index | None = None
-    ) -> Iterator[tuple[Index, list[list[str | None]]]]:
-        """Read row numbers and what is written in each of the columns; see `rows`."""
+    def texts(self, names: Sequence[str], wanted: Index | None = None) -> dict[str, list[str | None]]:
+        """Read what is written in each of the columns; see `rows`."""
+        texts: dict[str, list[str | None]] = {name: [] for name in names}
         # Asked for no column, the CSV reader would give all.
-        for rows, batch in self.rows(names, as_text=True, wanted=wanted) if names else ():
+        for _, batch in self.rows(names, (), wanted) if names else ():
             try:
-                columns = [as_texts(batch.column(name)) for name in names]
+                for name in names:
+                    texts[name] += as_texts(batch.column(name))
             except NO_TEXT:
                 self.check_dates(names)
                 raise
-            yield rows, columns
-
-    def typed(self, batch: Any) -> Any:
-        """A record batch that was read as text, with columns of numbers as numbers."""
-        return batch
+        return texts
 
     def check_dates(self, names: Sequence[str]) -> None:
         """Raise for a date in these columns that cannot be shown to people; see `as_texts`."""
         return
 
 
+class ParquetFile(TableFile):
+    """A Parquet file, read by its row groups."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with explained(path):
+            self._file = pa.parquet.ParquetFile(path, buffer_size=limits.PARQUET_BYTES)
+            schema = self._file.schema_arrow
+        check_header(path, schema.names)
+        self.columns = without_index(path, schema.empty_table(), None).column_names
+        self.kinds = {field.name: column_kind(field.type) for field in schema}
+        self.with_commas = {}
+        self.num_rows = self._file.metadata.num_rows
+        if self.num_rows == 0:
+            raise InputError(f"{path} has no rows; a pool needs items")
+
+    def rows(
+        self, names: Sequence[str], typed: Collection[str] = USABLE, wanted: Index | None = None
+    ) -> Iterator[tuple[Index, Any]]:
+        start = 0
+        with explained(self._path):
+            for group in range(self._file.num_row_groups):
+                count = self._file.metadata.row_group(group).num_rows
+                if len(within(wanted, start, count)):
+                    batches = self._file.iter_batches(limits.POOL_BLOCK, [group], list(names))
+                    for rows, batch in pick(batches, start, wanted):
+                        batch.validate(full=True)  # texts that are not UTF-8 would fail later
+                        yield rows, batch
+                start += count
+
+    def check_dates(self, names: Sequence[str]) -> None:
+        for name in names:
+            for rows, batch in self.rows([name]) if self.kinds[name] == "date" else ():
+                self._check_column(name, decoded(batch.column(name)), rows)
+
+    def _check_column(self, name: str, dates: Any, rows: Index) -> None:
+        first_and_last = pa.array(compute.min_max(dates).values(), dates.type)
+        if _has_text(first_and_last):
+            return
+        row = next(row for row, date in zip(rows, dates, strict=True) if not _has_text(pa.array([date])))
+        raise InputError(
+            f"{self._path} has a date in {row_name(self._path, row)}, column {name!r}, that cannot be shown; "
+            f"years go from 1 to 9999, and time zones have to be known ({dates.type}): correct it"
+        )
+
+
+def _has_text(dates: Any) -> bool:
+    """Tell whether `as_texts` can show an Arrow array."""
+    try:
+        return bool(as_texts(dates))
+    except NO_TEXT:
+        return False
+
+
 def pick(
-    batches: Any, start: int, wanted: Index | None, block: int = limits.POOL_BLOCK
+    batches: Iterable[Any], start: int, wanted: Index | None, block: int = limits.POOL_BLOCK
 ) -> Iterator[tuple[Index, Any]]:
     """Cut ``batches`` from row ``start`` on into blocks, and keep the ``wanted`` rows of each."""
-    last = math.inf if wanted is None else wanted.max(initial=-1)
     for batch in batches:
-        stop = start + len(batch)
-        kept = np.arange(start, stop) if wanted is None else wanted[(wanted >= start) & (wanted < stop)]
+        kept = within(wanted, start, len(batch))
         for first in range(0, len(kept), block):
             rows = kept[first : first + block]
-            yield rows, batch.slice(first, block) if wanted is None else batch.take(rows - start)
-        start = stop
-        if start > last:
+            yield rows, batch.take(rows - start)
+        start += len(batch)
+        if wanted is not None and start > wanted.max(initial=-1):
             return
+
+
+def within(wanted: Index | None, start: int, count: int) -> Index:
+    """The wanted rows among ``count`` rows from ``start`` on; all of them where ``wanted`` is ``None``."""
+    if wanted is None:
+        return np.arange(start, start + count)
+    return wanted[slice(*np.searchsorted(wanted, (start, start + count)))]
 
 
 @contextmanager
@@ -119,14 +169,17 @@ def as_texts(column: Any) -> list[str | None]:
     """
     column = decoded(column)
     if types.is_floating(column.type):
-        numbers = column.to_numpy(zero_copy_only=False)
-        # NumPy writes the 0.1 of single precision as 0.1; for double precision Python is faster.
-        values = map(str, numbers.tolist() if numbers.dtype == np.float64 else numbers)
-        return [None if value == "nan" else value for value in values]
+        return _number_texts(column.to_numpy(zero_copy_only=False))
     if types.is_timestamp(column.type):
         # Python's times have no nanoseconds.
         column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
     return [None if value is None else str(value) for value in column.to_pylist()]
+
+
+def _number_texts(numbers: Floats) -> list[str | None]:
+    # NumPy writes the 0.1 of single precision as 0.1; for double precision Python is faster.
+    values = map(str, numbers.tolist() if numbers.dtype == np.float64 else numbers)
+    return [None if value == "nan" else value for value in values]
 
 
 def as_numbers(column: Any) -> Floats:

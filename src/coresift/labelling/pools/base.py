@@ -49,19 +49,11 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Hold some items as they are read from a file; what a kind of pool does not have is empty.
+    """Some items as they are read from a file; what a kind of pool does not have is empty."""
 
-    Attributes
-    ----------
-    numbers : (n, p), NaN where a value is missing.
-    categories : (n, q) of text, ``None`` where a value is missing.
-    texts : n texts, "" where a value is missing.
-    images : n files.
-    """
-
-    numbers: Floats
-    categories: npt.NDArray[np.object_]
-    texts: Sequence[str] = ()
+    numbers: Floats  # (n, p), NaN where a value is missing
+    categories: npt.NDArray[np.object_]  # (n, q) of text, None where a value is missing
+    texts: Sequence[str] = ()  # "" where a value is missing
     images: Sequence[Path] = ()
 
     def __len__(self) -> int:
@@ -69,22 +61,19 @@ class Block:
 
 
 class ItemPool(ABC):
-    """Items to label.
+    """Items to label; columns that a pool does not have are ``None``."""
 
-    Attributes
-    ----------
-    reading : how the pool is read, with defaults filled in.
-    named_by : what names the items, in words.
-    block_size : how many items `blocks` reads at a time.
-    numbers, categories : the names of these columns of a `Block`.
-    """
-
-    reading: Reading
+    reading: Reading  # with defaults filled in
     kind: Kind
-    named_by = "their row number, from 0"
-    block_size: int
+    named_by = "their row number, from 0"  # what names the items, in words
+    block_size: int  # how many items `blocks` reads at a time
+    # The names of these columns of a `Block`.
     numbers: Sequence[str] = ()
     categories: Sequence[str] = ()
+    # None in empty rows; a word such as NA may be in it, see `coresift.labelling.labels.is_label`.
+    targets: list[str | None] | None = None
+    costs: Floats | None = None  # (N,) of labels, above zero
+    groups: list[str] | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -113,21 +102,6 @@ class ItemPool(ABC):
     def ids(self) -> list[str]:
         """The names of the items: distinct and not empty."""
         return [str(row) for row in range(len(self))]
-
-    def targets(self) -> list[str | None] | None:
-        """The target column, ``None`` in empty rows; ``None`` where there is no such column.
-
-        A word such as NA may be in it; see `coresift.labelling.labels.is_label`.
-        """
-        return None
-
-    def costs(self) -> Floats | None:
-        """(N,) the cost of each label, above zero."""
-        return None
-
-    def groups(self) -> list[str] | None:
-        """The group of each item."""
-        return None
 
     def check_writable(self) -> None:
         """Raise for an item that no batch file could show, because of its id or its columns."""

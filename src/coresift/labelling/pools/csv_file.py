@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice, tee
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,14 @@ import pyarrow.csv
 
 from coresift import limits
 from coresift.labelling.cells import SEPARATORS
-from coresift.labelling.pools.arrow import TableFile, column_kind, explained, pick
+from coresift.labelling.pools.arrow import USABLE, TableFile, column_kind, explained, pick
 from coresift.reading import check_header
 from coresift.types import Index, InputError
 
 # Matches numbers, also with a decimal comma or commas between thousands.
 _WITH_COMMAS = r"^\s*[+-]?[0-9][0-9.,]*\s*$"
+# Words that stand for missing values, such as NA.
+_MISSING = pa.array(pa.csv.ConvertOptions().null_values)
 # Steps that rewrite 3.1.2024, with or without a time after it, as 2024-01-03.
 _DAY_FIRST = (
     (r"^(\d)\.", r"0\1."),
@@ -30,22 +32,16 @@ _DAY_FIRST = (
 
 
 class _ColumnTypes:
-    """What a column may hold, judging from the texts seen so far.
-
-    Attributes
-    ----------
-    fitting : the Arrow types that fit all of them, best first; of a column of text, none but text.
-    numeric : whether they all look like numbers, perhaps with commas.
-    with_comma : an example of one with a comma.
-    """
+    """What a column may hold, judging from the texts seen so far."""
 
     def __init__(self, is_text: bool) -> None:
         types = [pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.string()]
-        self.fitting = types[-1:] if is_text else types
-        self.numeric = not is_text
-        self.with_comma: str | None = None
+        self.fitting = types[-1:] if is_text else types  # those that fit all texts, best first
+        self.numeric = not is_text  # whether all texts look like numbers, perhaps with commas
+        self.with_comma: str | None = None  # an example of one
 
     def see(self, column: Any) -> None:
+        column = _known(column)
         self.fitting = [type for type in self.fitting if _fits(column, type)]
         if self.numeric:
             matches = compute.match_substring_regex(column, pattern=_WITH_COMMAS)
@@ -90,40 +86,35 @@ class CsvFile(TableFile):
                 seen[name].see(column)
         return seen
 
-    def _open(self, names: Sequence[str], as_text: bool = False, threads: bool = True) -> Any:
-        # Text at first, since the reader would take the types of its first piece for those of the file.
-        columns = pa.csv.ConvertOptions(
-            include_columns=names,
-            column_types=dict.fromkeys(names, pa.string()),
-            strings_can_be_null=True,
-            null_values=[""] if as_text else None,
-        )
+    def _open(self, names: Sequence[str], threads: bool = True) -> Any:
+        """Read columns as text: the reader would take the types of its first piece for those of the file."""
         return pa.csv.open_csv(
             self._path,
             pa.csv.ReadOptions(use_threads=threads, block_size=limits.CSV_BYTES),
             pa.csv.ParseOptions(delimiter=self._separator, newlines_in_values=True),
-            columns,
+            pa.csv.ConvertOptions(
+                include_columns=names,
+                column_types=dict.fromkeys(names, pa.string()),
+                strings_can_be_null=True,
+                null_values=[""],
+            ),
         )
 
     def rows(
-        self, names: Sequence[str], *, as_text: bool, wanted: Index | None = None
+        self, names: Sequence[str], typed: Collection[str] = USABLE, wanted: Index | None = None
     ) -> Iterator[tuple[Index, Any]]:
         with explained(self._path, self.columns):
-            for rows, batch in pick(self._open(names, as_text), 0, wanted, self._block):
-                if not as_text:
-                    columns = [_parsed(batch.column(name), self._types[name]) for name in names]
-                    batch = pa.record_batch(columns, names)
-                yield rows, batch
+            for rows, batch in pick(self._open(names), 0, wanted, self._block):
+                columns = [
+                    _parsed(_known(column), self._types[name]) if self.kinds[name] in typed else column
+                    for name, column in zip(names, batch.columns, strict=True)
+                ]
+                yield rows, pa.record_batch(columns, names)
 
-    def typed(self, batch: Any) -> Any:
-        words = pa.array(pa.csv.ConvertOptions().null_values)  # that are missing values, such as NA
-        names, columns = batch.schema.names, batch.columns
-        for number, (name, column) in enumerate(zip(names, columns, strict=True)):
-            if self.kinds[name] == "number":
-                is_missing = compute.is_in(column, value_set=words)
-                known = compute.if_else(is_missing, pa.scalar(None, column.type), column)
-                columns[number] = _parsed(known, self._types[name])
-        return pa.record_batch(columns, names)
+
+def _known(column: Any) -> Any:
+    """A column of text where missing values are marked, also those that a word stands for."""
+    return compute.if_else(compute.is_in(column, _MISSING), pa.scalar(None, column.type), column)
 
 
 def _parsed(column: Any, type: Any) -> Any:

@@ -72,5 +72,5 @@ class ImageFolder(ItemPool):
 def _image_names(folder: Path) -> list[str]:
     """The paths of images in a folder, without hidden files: a Mac leaves some with names of images."""
     files = (file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
-    names = (file.relative_to(folder) for file in files)
-    return [name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)]
+    names = (file.relative_to(folder).as_posix() for file in files)
+    return [name for name in names if "/." not in f"/{name}"]

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import chain
 
 from coresift.labelling.labels import PLAIN_NUMBERS
 from coresift.labelling.pools.arrow import USABLE, TableFile
@@ -16,15 +17,15 @@ from coresift.types import InputError
 
 def settle(reading: Reading, file: TableFile) -> Reading:
     """Fill in the columns that a reading leaves open, and raise where its roles do not fit the file."""
-    named_features = [name for text in reading.features for name in _split_names(text, file.kinds)]
-    reading = replace(reading, features=tuple(dict.fromkeys(named_features)))
+    listed = chain.from_iterable(_split_names(text, file.kinds) for text in reading.features)
+    reading = replace(reading, features=tuple(dict.fromkeys(listed)))
     _check_columns(reading, file)
-    roles = (reading.target, reading.cost, reading.group, reading.text)
-    if reading.id is None and "id" in file.kinds and "id" not in (*roles, *reading.features):
+    roles = {reading.target, reading.cost, reading.group, reading.text}
+    if reading.id is None and "id" in file.kinds.keys() - roles - set(reading.features):
         reading = replace(reading, id="id")
     if not reading.features:
         # An "id" next to another column that names items is nothing to learn from either.
-        others = {reading.id, *roles, "id"}
+        others = roles | {reading.id, "id"}
         reading = replace(reading, features=tuple(name for name in file.columns if name not in others))
         _check_target(reading, file)
         _check_id(reading, file)
@@ -33,13 +34,10 @@ def settle(reading: Reading, file: TableFile) -> Reading:
     return reading
 
 
-def column_values(file: TableFile, names: Sequence[str]) -> dict[str, list[str | None]]:
-    """Read columns as text without spaces around it; ``None`` where that is empty."""
-    values: dict[str, list[str | None]] = {name: [] for name in names}
-    for _, columns in file.texts(names):
-        for name, column in zip(names, columns, strict=True):
-            values[name].extend((text or "").strip() or None for text in column)
-    return values
+def column_values(file: TableFile, names: Collection[str | None]) -> dict[str | None, list[str | None]]:
+    """Read those of the columns that are there, without spaces around a text; ``None`` where it is empty."""
+    columns = file.texts([name for name in file.kinds if name in names])
+    return {name: [(text or "").strip() or None for text in texts] for name, texts in columns.items()}
 
 
 def why_no_ids(values: Sequence[str | None], path: str) -> str | None:
@@ -63,22 +61,17 @@ def _check_columns(reading: Reading, file: TableFile) -> None:
         if name is not None and name not in kinds:
             raise InputError(f"{path} has no column {name!r}; it has {', '.join(map(repr, kinds))}")
     for role in ("id", "target", "text"):
-        name = getattr(reading, role)
-        if name in reading.features:
+        if (name := getattr(reading, role)) in reading.features:
             raise InputError(f"column {name!r} is the {role} of {path}; take it out of the features")
     if reading.text is not None and kinds[reading.text] != "category":
         raise InputError(f"column {reading.text!r} of {path} holds {kinds[reading.text]}, expected text")
 
 
 def _check_target(reading: Reading, file: TableFile) -> None:
-    """Raise where the target is not a column, but nearly has the name of a feature by default.
-
-    Most likely that column is the target, and a model would learn from what it has to predict.
-    """
+    """Raise where a feature by default nearly has the name of the target: it would predict itself."""
     if reading.target is None or reading.target in file.kinds:
         return
-    nearest = _nearest_name(reading.target, reading.features)
-    if nearest is not None:
+    if nearest := _nearest_name(reading.target, reading.features):
         raise InputError(
             f"{reading.path} has no column {reading.target!r}; did you mean {nearest!r}? "
             "if that is a feature, list the columns to learn from with --features"
@@ -86,14 +79,11 @@ def _check_target(reading: Reading, file: TableFile) -> None:
 
 
 def _check_id(reading: Reading, file: TableFile) -> None:
-    """Raise where items would be named by their rows, but a feature by default seems to name them.
+    """Raise where a feature by default, such as ID, or Sample ID with distinct values, seems to name items.
 
-    Such a column is called ID or Id, or Sample ID with distinct values. Labels that come with its ids would
-    go to the rows of these numbers.
+    Labels that come with these ids would go to the rows of these numbers.
     """
-    if reading.id is not None:
-        return
-    for name in reading.features:
+    for name in reading.features if reading.id is None else ():
         if _is_id(name) or (_is_called_id(name) and _is_distinct(file, name)):
             raise InputError(
                 f"{reading.path} has no column 'id'; did you mean {name!r}? say --id {shlex.quote(name)}, or "
@@ -129,24 +119,21 @@ def _split_names(text: str, columns: Collection[str]) -> Iterator[str]:
     # The longest first, and first as it is written, since names may have spaces around them too.
     known = "|".join(re.escape(name) for name in sorted(columns, key=len, reverse=True))
     for match in re.finditer(rf"(?:\s*?({known})\s*|([^,]*))(?:,|$)", text):
-        name = match[1] or match[2].strip()
-        if name:
+        if name := match[1] or match[2].strip():
             yield name
 
 
 def _nearest_name(name: str, columns: Sequence[str]) -> str | None:
     """The column with that name except for case, punctuation or a letter or so, if there is one."""
-
-    def digits(name: str) -> str:
-        return re.sub(r"\D", "", name)
-
-    def bare(name: str) -> str:
-        return re.sub(r"[\W_]", "", name.casefold())
-
     # However alike they look, score_2023 is not a slip for score_2024.
-    alike = {bare(column): column for column in columns if digits(column) == digits(name)}
-    nearest = get_close_matches(bare(name), alike, n=1, cutoff=0.85)
+    digits = re.findall(r"\d", name)
+    alike = {_bare(column): column for column in columns if re.findall(r"\d", column) == digits}
+    nearest = get_close_matches(_bare(name), alike, n=1, cutoff=0.85)
     return alike[nearest[0]] if nearest else None
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.casefold())
 
 
 def _is_called_id(name: str) -> bool:
@@ -156,7 +143,7 @@ def _is_called_id(name: str) -> bool:
     [True, True, False, False]
     """
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
-    return _is_id(name) or any(word.casefold() in ("id", "uuid", "guid") for word in words)
+    return not {"id", "uuid", "guid"}.isdisjoint(map(str.casefold, words))
 
 
 def _is_id(name: str) -> bool:

@@ -2,77 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from coresift.labelling.labels import is_number
 from coresift.labelling.pools.arrow import USABLE, TableFile, as_numbers, as_texts
-from coresift.labelling.pools.base import Block, ItemPool, Kind, Positions, Reading, check_numbers, row_name
+from coresift.labelling.pools.base import Block, ItemPool, Positions, Reading, check_numbers, row_name
 from coresift.labelling.pools.roles import column_values, settle, why_no_ids
 from coresift.pool import checked_index
 from coresift.types import Floats, Index, InputError
 
 
 class TablePool(ItemPool):
-    """Rows of a table."""
-
-    kind: Kind = "table"
+    """Rows of a table, perhaps with a column of text to learn from."""
 
     def __init__(self, reading: Reading, file: TableFile) -> None:
-        is_id_named = reading.id is not None
         self._file = file
-        self.reading = reading = settle(reading, file)
-        kinds = {name: file.kinds[name] for name in reading.features}
-        self.numbers = [name for name, kind in kinds.items() if kind in ("number", "date")]
-        self.categories = [name for name, kind in kinds.items() if kind == "category"]
+        self.reading = settled = settle(reading, file)
+        self.kind = "table" if reading.text is None else "text"
+        self.categories = [name for name in settled.features if file.kinds[name] == "category"]
+        self.numbers = [name for name in settled.features if file.kinds[name] != "category"]
         # All in one go: reading a large file again costs seconds.
-        roles = {reading.id, reading.target, reading.cost, reading.group}
-        columns = column_values(file, [name for name in file.kinds if name in roles])
-        self._targets = columns.get(reading.target or "")
-        self._ids = self._groups = self._costs = None
-        if reading.id is not None:
-            self._ids = self._as_ids(columns[reading.id], is_id_named)
-            self.named_by = f"column {reading.id!r}"
-        if reading.group is not None:
-            self._groups = self._filled(reading.group, columns)
-        if reading.cost is not None:
-            self._costs = self._as_costs(self._filled(reading.cost, columns))
+        columns = column_values(file, {settled.id, settled.target, settled.cost, settled.group})
+        self.targets, self._ids = columns.get(settled.target), columns.get(settled.id)
+        if self._ids is not None:
+            self._check_ids(self._ids, is_named=reading.id is not None)
+            self.named_by = f"column {settled.id!r}"
+        self.groups = self._filled(settled.group, columns)
+        self.costs = self._as_costs(self._filled(settled.cost, columns))
+        # What people are shown; an index of pandas only where it is learned from.
+        known = {*file.columns, *settled.features} - {settled.id, settled.target}
+        self._shown = [name for name, kind in file.kinds.items() if name in known and kind in USABLE]
 
     def __len__(self) -> int:
         return self._file.num_rows
 
     def ids(self) -> list[str]:
-        return list(self._ids or super().ids())
-
-    def targets(self) -> list[str | None] | None:
-        return self._targets
-
-    def costs(self) -> Floats | None:
-        return self._costs
-
-    def groups(self) -> list[str] | None:
-        return self._groups
+        return super().ids() if self._ids is None else list(map(str, self._ids))
 
     def describe(self, positions: Positions) -> list[dict[str, str]]:
-        names = self._shown()
-        wanted, numbers = np.unique(checked_index(positions, len(self)), return_inverse=True)
-        described: list[dict[str, str]] = []
-        for _, columns in self._file.texts(names, wanted):
-            for values in zip(*columns, strict=True):
-                described.append({name: value or "" for name, value in zip(names, values, strict=True)})
-        return [dict(described[number]) for number in numbers]
+        wanted, rows = np.unique(checked_index(positions, len(self)), return_inverse=True)
+        columns = self._file.texts(self._shown, wanted)
+        return [{name: texts[row] or "" for name, texts in columns.items()} for row in rows]
 
     def check_writable(self) -> None:
         super().check_writable()
-        self._file.check_dates(self._shown())
+        self._file.check_dates(self._shown)
 
     def own_columns(self, *, as_text: bool) -> Iterator[dict[str, Any]]:
-        names = self._shown()
-        for _, batch in self._file.rows(names, as_text=True):
-            typed = batch if as_text else self._file.typed(batch)
-            yield {name: typed.column(name) for name in names}
+        for _, batch in self._file.rows(self._shown, typed=() if as_text else ("number",)):
+            yield dict(zip(self._shown, batch.columns, strict=True))
 
     def blocks(self) -> Iterator[Block]:
         return self._blocks(None)
@@ -86,53 +68,44 @@ class TablePool(ItemPool):
         )
 
     def _blocks(self, wanted: Index | None) -> Iterator[Block]:
-        names = [name for name in (*self.reading.features, self.reading.text) if name]
-        for rows, batch in self._file.rows(names, as_text=False, wanted=wanted):
-            yield self._as_block(rows, batch)
+        text = self.reading.text
+        names = self.reading.features if text is None else (*self.reading.features, text)
+        for rows, batch in self._file.rows(names, wanted=wanted):
+            numbers = _matrix(batch, self.numbers, as_numbers, np.float64)
+            check_numbers(self.reading.path, numbers, rows, self.numbers)
+            texts = () if text is None else [value or "" for value in as_texts(batch.column(text))]
+            yield Block(numbers, _matrix(batch, self.categories, as_texts, object), texts)
 
-    def _as_block(self, rows: Index, batch: Any) -> Block:
-        numbers = np.empty((len(rows), len(self.numbers)))
-        for column, name in enumerate(self.numbers):
-            numbers[:, column] = as_numbers(batch.column(name))
-        check_numbers(self.reading.path, numbers, rows, self.numbers)
-        categories = np.empty((len(rows), len(self.categories)), dtype=object)
-        for column, name in enumerate(self.categories):
-            categories[:, column] = as_texts(batch.column(name))
-        return Block(numbers, categories)
-
-    def _shown(self) -> list[str]:
-        """The columns but id and target, in order; an index of pandas only where it is learned from."""
-        known = {*self._file.columns, *self.reading.features} - {self.reading.id, self.reading.target}
-        return [name for name, kind in self._file.kinds.items() if name in known and kind in USABLE]
-
-    def _as_ids(self, values: Sequence[str | None], is_named: bool) -> list[str]:
-        """The names of items in a column that somebody named, or that is called "id".
+    def _check_ids(self, values: Sequence[str | None], is_named: bool) -> None:
+        """Raise where the column of ids, which somebody named or which is called "id", cannot name items.
 
         The latter is binding too: with rows as names instead, labels that come with its ids would go to the
         rows of these numbers.
         """
         wrong = why_no_ids(values, self.reading.path)
-        if wrong:
-            advice = (
-                "name another column with --id, or rename this one to have items named by their row numbers"
-            )
-            if is_named:
-                advice = "correct it, or name another column with --id"
-            raise InputError(
-                f"column {self.reading.id!r} of {self.reading.path} cannot be used as ids, because it "
-                f"{wrong}; {advice}"
-            )
-        return [str(value) for value in values]
+        if wrong is None:
+            return
+        advice = "name another column with --id, or rename this one to have items named by their row numbers"
+        if is_named:
+            advice = "correct it, or name another column with --id"
+        raise InputError(
+            f"column {self.reading.id!r} of {self.reading.path} cannot be used as ids, because it {wrong}; "
+            f"{advice}"
+        )
 
-    def _filled(self, name: str, columns: Mapping[str, Sequence[str | None]]) -> list[str]:
-        """The values of a column that has to have one in every row."""
-        values = columns[name]
+    def _filled(self, name: str | None, columns: Mapping[str | None, list[str | None]]) -> list[str] | None:
+        """The values of a column, if there is one; it has to have one in every row."""
+        values = columns.get(name)
+        if values is None:
+            return None
         if None in values:
             row = row_name(self.reading.path, values.index(None))
             raise InputError(f"{self.reading.path} holds nothing in {row}, column {name!r}; fill it in")
-        return [str(value) for value in values]
+        return list(map(str, values))
 
-    def _as_costs(self, texts: Sequence[str]) -> Floats:
+    def _as_costs(self, texts: Sequence[str] | None) -> Floats | None:
+        if texts is None:
+            return None
         costs = np.array([float(text) if is_number(text) else 0.0 for text in texts])
         if (costs <= 0).any():
             row = int((costs <= 0).argmax())
@@ -141,3 +114,9 @@ class TablePool(ItemPool):
                 f"{self.reading.cost!r}; a cost is a number above zero"
             )
         return costs
+
+
+def _matrix(batch: Any, names: Sequence[str], values: Callable[[Any], Any], dtype: type) -> Any:
+    """(n, p) the values of columns of a record batch."""
+    columns: npt.NDArray[Any] = np.array([values(batch.column(name)) for name in names], dtype)
+    return columns.reshape(-1, batch.num_rows).T.copy()

@@ -6,16 +6,18 @@ The page is described by a labelling configuration in XML, which is written here
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from coresift.labelling.labellers.label_studio.server import AnswerError, LabelStudio, field, on_one_line
 from coresift.labelling.labellers.label_studio.tokens import check_url, is_trusted, read_token, trust
-from coresift.labelling.records import Task
 from coresift.types import InputError
+
+if TYPE_CHECKING:
+    from coresift.labelling.opened import OpenProject
 
 # The controls that can give one label for a whole item, and their names for its value.
 CONTROLS = {"Choices": "choices", "Taxonomy": "taxonomy", "Number": "number", "TextArea": "text"}
@@ -23,60 +25,32 @@ CONTROLS = {"Choices": "choices", "Taxonomy": "taxonomy", "Number": "number", "T
 CONNECTION, SEEN = "label_studio", "label_studio_seen"
 
 
-class LabellingProject(Protocol):
-    """What Label Studio asks of a labelling project; see `coresift.labelling.project.Project`."""
-
-    @property
-    def task(self) -> Task: ...
-    @property
-    def target(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def classes(self) -> tuple[str, ...] | None: ...
-    def are_items(self, ids: Sequence[str]) -> list[bool]: ...
-    def describe(self, positions: Sequence[int]) -> list[dict[str, str]]: ...
-    def predictions(self, positions: Sequence[int]) -> list[tuple[str, float] | None]: ...
-    def recall(self, key: str) -> Any: ...
-    def remember(self, key: str, value: Any) -> None: ...
-
-
 @dataclass(frozen=True)
 class Connection:
-    """Where a project's items are labelled.
+    """Where a project's items are labelled."""
 
-    Attributes
-    ----------
-    url, allow_http : of the server, see `LabelStudio`.
-    project_id, created : the project there, and whether it was made for this.
-    key : tells the tasks of this project from others there.
-    control, kind : name and tag of the control that gives the label.
-    item : name of the tag that the control refers to.
-    shows : the tags that show an item, by the variables that they read.
-    """
-
-    url: str
+    url: str  # of the server, see `LabelStudio`
     allow_http: bool
-    project_id: int
-    created: bool
-    key: str
-    control: str
-    kind: str
-    item: str
-    shows: Mapping[str, str]
+    project_id: int  # there
+    created: bool  # whether the project there was made for this one
+    key: str  # tells the tasks of this project from others there
+    control: str  # name of the control that gives the label
+    kind: str  # tag of the control
+    item: str  # name of the tag that the control refers to
+    shows: Mapping[str, str]  # the tags that show an item, by the variables that they read
 
     @classmethod
-    def of(cls, project: LabellingProject) -> Connection:
+    def of(cls, project: OpenProject) -> Connection:
         """The connection that a project remembers."""
         known = project.recall(CONNECTION)
         if not known:
             raise InputError("the project is not connected to Label Studio: coresift labelstudio connect")
         try:
             connection = cls(**known)
-            good = connection._is_sound()
+            is_sound = connection._is_sound()
         except (TypeError, AttributeError):
-            good = False
-        if not good:
+            is_sound = False
+        if not is_sound:
             raise InputError("the project's connection to Label Studio is damaged: connect it again")
         return connection
 
@@ -92,9 +66,7 @@ class Connection:
 
 
 def open_server(
-    project: LabellingProject,
-    token_file: Path | None = None,
-    confirm: Callable[[str], bool] = lambda url: False,
+    project: OpenProject, token_file: Path | None = None, confirm: Callable[[str], bool] = lambda url: False
 ) -> LabelStudio:
     """Open the server that a project is connected to.
 
@@ -114,7 +86,7 @@ def open_server(
 
 
 def connect(
-    project: LabellingProject,
+    project: OpenProject,
     server: LabelStudio,
     project_id: int | None = None,
     title: str | None = None,
@@ -158,7 +130,7 @@ def _project_id(server: LabelStudio, title: str) -> int | None:
     return same[0] if same else None
 
 
-def configuration(project: LabellingProject) -> str:
+def configuration(project: OpenProject) -> str:
     """Write a labelling configuration that fits the pool and its labels."""
     view = ElementTree.Element("View")
     # What follows a dollar sign is a variable there, so classes with one are typed in.
@@ -179,7 +151,7 @@ def configuration(project: LabellingProject) -> str:
     return ElementTree.tostring(view, encoding="unicode")
 
 
-def read_configuration(config: str, project: LabellingProject, control: str | None = None) -> dict[str, Any]:
+def read_configuration(config: str, project: OpenProject, control: str | None = None) -> dict[str, Any]:
     """Find the control that gives the label and the tags that show an item, as fields of a `Connection`."""
     try:
         tags = list(ElementTree.fromstring(config).iter())
@@ -187,8 +159,8 @@ def read_configuration(config: str, project: LabellingProject, control: str | No
         raise AnswerError(f"the project's labelling configuration could not be read: {error}") from None
     chosen = _control(tags, control)
     _check_choices(chosen, project)
-    values = [(tag.get("value", ""), tag.tag) for tag in tags if tag.tag not in CONTROLS]
-    shows = {value[1:]: tag for value, tag in values if value.startswith("$")}
+    shown = [tag for tag in tags if tag.tag not in CONTROLS and tag.get("value", "").startswith("$")]
+    shows = {tag.attrib["value"][1:]: tag.tag for tag in shown}
     if project.kind == "images" and "Image" not in shows.values():
         raise InputError("the items are images, but the labelling configuration has no Image; add one")
     return {"control": chosen.get("name"), "kind": chosen.tag, "item": chosen.get("toName"), "shows": shows}
@@ -196,8 +168,7 @@ def read_configuration(config: str, project: LabellingProject, control: str | No
 
 def _control(tags: list[ElementTree.Element], name: str | None) -> ElementTree.Element:
     """The one control for a whole item's label, or the one of this name."""
-    controls = [tag for tag in tags if tag.tag in CONTROLS and tag.get("perRegion") != "true"]
-    controls = [tag for tag in controls if tag.get("choice") != "multiple"]
+    controls = [tag for tag in tags if _gives_one_label(tag)]
     fitting = [tag for tag in controls if name in (None, tag.get("name"))]
     if len(fitting) != 1:
         names = on_one_line(", ".join(f"{tag.tag} {tag.get('name')!r}" for tag in controls)) or "none"
@@ -206,12 +177,16 @@ def _control(tags: list[ElementTree.Element], name: str | None) -> ElementTree.E
     return fitting[0]
 
 
-def _check_choices(control: ElementTree.Element, project: LabellingProject) -> None:
-    offered = {choice.get("alias") or choice.get("value") for choice in control.iter("Choice")}
-    odd = offered.difference(project.classes or ())
-    if control.tag == "Choices" and project.classes and odd:
-        names = ", ".join(project.classes)
-        choices = on_one_line(str(sorted(map(str, odd))))
-        raise InputError(f"the choices {choices} are none of the classes {names}; rename them")
+def _gives_one_label(tag: ElementTree.Element) -> bool:
+    return tag.tag in CONTROLS and tag.get("perRegion") != "true" and tag.get("choice") != "multiple"
+
+
+def _check_choices(control: ElementTree.Element, project: OpenProject) -> None:
     if not control.get("name") or not control.get("toName"):
         raise InputError(f"the {control.tag} for the label has no name or toName; add them")
+    if control.tag != "Choices" or not project.classes:
+        return
+    offered = {str(choice.get("alias") or choice.get("value")) for choice in control.iter("Choice")}
+    if odd := sorted(offered.difference(project.classes)):
+        names = ", ".join(project.classes)
+        raise InputError(f"the choices {on_one_line(str(odd))} are none of the classes {names}; rename them")

@@ -13,10 +13,10 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coresift import limits
-from coresift.labelling.labellers.label_studio.connection import CONTROLS, SEEN, Connection, LabellingProject
+from coresift.labelling.labellers.label_studio.connection import CONTROLS, SEEN, Connection
 from coresift.labelling.labellers.label_studio.server import (
     CONTROL,
     AnswerError,
@@ -27,6 +27,9 @@ from coresift.labelling.labellers.label_studio.server import (
 )
 from coresift.labelling.labels import is_label, is_number, plain_class
 from coresift.labelling.records import Answer, Chosen
+
+if TYPE_CHECKING:
+    from coresift.labelling.opened import OpenProject
 
 MODEL_VERSION = "coresift"
 # Tasks change while their pages are read, so that a later change may be seen before an earlier one.
@@ -43,10 +46,7 @@ class Pushed:
 
 @dataclass(frozen=True)
 class Pulled:
-    """What came back: answers by what they changed, annotated tasks that are not ours, and complaints.
-
-    Each entry of ``unusable`` tells of an annotation that holds no label of the project.
-    """
+    """What came back: answers by what they changed, annotated tasks that are not ours, and complaints."""
 
     new: int = 0
     same: int = 0
@@ -54,7 +54,7 @@ class Pulled:
     skipped: int = 0
     outdated: int = 0
     foreign: int = 0
-    unusable: tuple[str, ...] = ()
+    unusable: tuple[str, ...] = ()  # of annotations that hold no label of the project
 
 
 class LabelStudioLabeller:
@@ -69,7 +69,7 @@ class LabelStudioLabeller:
 
     def __init__(
         self,
-        project: LabellingProject,
+        project: OpenProject,
         server: LabelStudio,
         predicted: bool = True,
         chunk: int = limits.TASKS_SENT,
@@ -113,18 +113,36 @@ class LabelStudioLabeller:
         """The tasks of items, in a queue that begins at ``first``."""
         project, connection = self._project, self._connection
         positions = [item.position for item in items]
-        predictions: Sequence[tuple[str, float] | None] = [None] * len(items)
-        if self._predicted and items:
-            predictions = project.predictions(positions)
+        is_predicted = self._predicted and items
+        predictions = project.predictions(positions) if is_predicted else [None] * len(items)
         described = zip(items, project.describe(positions), predictions, strict=True)
         for order, (item, columns, prediction) in enumerate(described, first):
-            data = _shown_data(connection, self._server, project.kind, columns)
-            data |= {"coresift_project": connection.key, "coresift_id": item.id}
-            data |= {"coresift_rank": item.rank, "coresift_order": order}
+            data = {
+                **self._shown(columns),
+                "coresift_project": connection.key,
+                "coresift_id": item.id,
+                "coresift_rank": item.rank,
+                "coresift_order": order,
+            }
             result = _predicted_result(connection, prediction)
             # The score is the place in the queue and nothing else: the lowest is served first.
             predicted = {"model_version": MODEL_VERSION, "score": order, "result": result}
             yield {"data": data, "predictions": [predicted]}
+
+    def _shown(self, columns: Mapping[str, str]) -> dict[str, Any]:
+        """What the labelling configuration shows of an item, by variable."""
+        lines = [f"{name}: {value}" for name, value in columns.items()]
+        whole = "\n".join(lines if len(lines) > 1 else columns.values())
+        shows = self._connection.shows.items()
+        return {name: self._as_tag(tag, columns.get(name, whole), columns) for name, tag in shows}
+
+    def _as_tag(self, tag: str, text: str, columns: Mapping[str, str]) -> Any:
+        """What a tag takes to show an item of these columns; most take a text."""
+        if tag == "Image" and self._project.kind == "images":
+            return self._server.upload(self._connection.project_id, Path(columns["image"]))
+        if tag == "Table":  # a list, because the names of an object would be sorted
+            return [{"column": name, "value": value} for name, value in columns.items()]
+        return html.escape(text).replace("\n", "<br>") if tag == "HyperText" else text
 
     def collect(self, add: Callable[[Sequence[Answer]], Any]) -> Pulled:
         """Add what was annotated, skipped or corrected since the last look.
@@ -162,22 +180,15 @@ def _task_filter(column: str, operator: str, type: str, value: str) -> dict[str,
 
 
 class _Look:
-    """What one look at the tasks of a server finds.
+    """What one look at the tasks of a server finds; its fields are as in `Pulled`."""
 
-    Attributes
-    ----------
-    latest : the time of the latest change.
-    given : for each item the annotation that counts: whether it is no skip, its time, and what it answers.
-    foreign : annotated tasks of other projects.
-    unusable : complaints, for people.
-    is_odd : whether a task could not be read.
-    """
-
-    def __init__(self, project: LabellingProject, connection: Connection, latest: datetime | None) -> None:
-        self.project, self.connection, self.latest = project, connection, latest
+    def __init__(self, project: OpenProject, connection: Connection, latest: datetime | None) -> None:
+        self.project, self.connection = project, connection
+        self.latest = latest  # the time of the latest change
+        # For each item the annotation that counts: whether it is no skip, its time, and what it answers.
         self.given: dict[str, tuple[bool, datetime, Answer]] = {}
-        self.foreign, self.is_odd = 0, False
-        self.unusable: list[str] = []
+        self.is_odd = False  # whether a task could not be read
+        self.foreign, self.unusable = 0, list[str]()
 
     def read(self, task: Any) -> None:
         data, annotations = field(task, "data", dict), field(task, "annotations", list)
@@ -204,47 +215,26 @@ class _Look:
             self.given[id_] = max(self.given.get(id_, given), given, key=itemgetter(0, 1))
 
     def answers(self) -> list[Answer]:
-        """The answers, without those that hold no label of the project."""
+        """The answers; those that hold no label of the project become complaints instead."""
         answers = []
         for is_finished, _, answer in self.given.values():
-            expected = _expected_instead(self.project, answer.label) if is_finished else None
-            if expected:
+            is_fine, expected = _check(self.project, answer.label or "")
+            if is_fine or not is_finished:
+                answers.append(answer)
+            else:
                 label = on_one_line(repr(answer.label))
                 self.unusable.append(f"item {answer.id!r} was labelled {label}, expected {expected}")
-            else:
-                answers.append(answer)
         return answers
 
 
-def _expected_instead(project: LabellingProject, label: str | None) -> str | None:
-    """Say what a project expects instead of a label; ``None`` where it is fine."""
-    text = label or ""
+def _check(project: OpenProject, label: str) -> tuple[bool, str]:
+    """Tell whether a project can have a label, and what it expects."""
     if project.task == "regression":
-        fine, expected = is_number(text), "a number"
-    elif project.classes is not None:
-        fine, expected = text in project.classes, " or ".join(project.classes)
-    else:
-        is_short = len(text) <= limits.CLASS_CHARACTERS
-        fine, expected = is_short and is_label(text, None) and not CONTROL.search(text), "a class"
-    return None if fine else expected
-
-
-def _shown_data(
-    connection: Connection, server: LabelStudio, kind: str, columns: Mapping[str, str]
-) -> dict[str, Any]:
-    """What the labelling configuration shows of an item, by variable."""
-    whole = "\n".join(value if len(columns) == 1 else f"{name}: {value}" for name, value in columns.items())
-    data: dict[str, Any] = {}
-    for variable, tag in connection.shows.items():
-        data[variable] = columns.get(variable, whole)
-        if tag == "Image" and kind == "images":
-            data[variable] = server.upload(connection.project_id, Path(columns["image"]))
-        elif tag == "Table":
-            # A list, because the names of an object would be sorted.
-            data[variable] = [{"column": name, "value": value} for name, value in columns.items()]
-        elif tag == "HyperText":
-            data[variable] = html.escape(data[variable]).replace("\n", "<br>")
-    return data
+        return is_number(label), "a number"
+    if project.classes is not None:
+        return label in project.classes, " or ".join(project.classes)
+    is_short = len(label) <= limits.CLASS_CHARACTERS
+    return is_short and is_label(label, None) and not CONTROL.search(label), "a class"
 
 
 def _predicted_result(connection: Connection, prediction: tuple[str, float] | None) -> list[dict[str, Any]]:
@@ -264,7 +254,12 @@ def _label(connection: Connection, result: Sequence[Any]) -> str | None:
     if len(ours) != 1:
         return None
     entries = _as_list(field(ours[0], "value", dict).get(CONTROLS[connection.kind]))
-    path = _as_list(entries[0]) if len(entries) == 1 else [None]
+    return _class_of(entries[0]) if len(entries) == 1 else None
+
+
+def _class_of(value: Any) -> str | None:
+    """A class, or the path to one in a taxonomy, as text; ``None`` for anything else."""
+    path = _as_list(value)
     if not all(isinstance(step, str | int | float) for step in path):
         return None
     return plain_class(" / ".join(map(str, path)).strip()) or None

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
@@ -53,23 +54,15 @@ class AnswerError(InputError):
 
 @dataclass(frozen=True)
 class Patience:
-    """Limits on answers, far beyond what Label Studio sends, and on time.
+    """Limits on answers, far beyond what Label Studio sends, and on time."""
 
-    Attributes
-    ----------
-    num_bytes, depth : of one answer.
-    request_seconds : for a request with its repetitions.
-    pauses : seconds before each repetition of a request.
-    page_size, pages, list_seconds : rows in a page of a list, pages, and seconds for all of them.
-    """
-
-    num_bytes: int = limits.ANSWER_BYTES
+    num_bytes: int = limits.ANSWER_BYTES  # of one answer
     depth: int = limits.ANSWER_DEPTH
-    request_seconds: float = limits.REQUEST_SECONDS
-    pauses: tuple[float, ...] = limits.PAUSES
+    request_seconds: float = limits.REQUEST_SECONDS  # for a request with its repetitions
+    pauses: tuple[float, ...] = limits.PAUSES  # seconds before each repetition
     page_size: int = limits.LIST_PAGE
     pages: int = limits.LIST_PAGES
-    list_seconds: float = limits.LIST_SECONDS
+    list_seconds: float = limits.LIST_SECONDS  # for all pages
 
 
 class LabelStudio:
@@ -152,8 +145,9 @@ class LabelStudio:
             if not listed or seen >= field(answer, total, int):
                 return
             if time.monotonic() > end:
-                took = f"took longer than {patience.list_seconds:g} s to list {rows}"
-                raise UnavailableError(f"{self.url} {took}")
+                raise UnavailableError(
+                    f"{self.url} took longer than {patience.list_seconds:g} s to list {rows}"
+                )
         raise AnswerError(f"{self.url} sent {patience.pages:,} pages of {rows} without an end")
 
     def request(self, method: str, path: str, **content: Any) -> Any:
@@ -263,7 +257,7 @@ class LabelStudio:
         for _ in range(self._patience.depth):
             if any(secrets.search(value) for value in level if isinstance(value, str)):
                 self._refuse(f"sent the token back in its answer to {request}; do not trust it")
-            level = [child for value in level for child in _children(value)]
+            level = list(chain.from_iterable(map(_children, level)))
             if not level:
                 return
         self._refuse(f"answered {request} with JSON of more than {self._patience.depth} levels")

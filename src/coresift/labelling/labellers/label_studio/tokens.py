@@ -53,8 +53,7 @@ def _is_loopback(host: str) -> bool:
 def read_token(path: Path | None = None) -> str:
     """Read the token, from a file that only its owner may read or else from the environment."""
     if path is None:
-        token = os.environ.get(TOKEN, "").strip()
-        if token:
+        if token := os.environ.get(TOKEN, "").strip():
             return token
         raise InputError(
             f"there is no token: set the environment variable {TOKEN}, or name a file with --token-file"

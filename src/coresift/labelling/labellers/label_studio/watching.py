@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from coresift.labelling.labellers.label_studio.labeller import LabelStudioLabeller, Pulled
@@ -63,19 +63,16 @@ def watch(
     return Watched(watched.rounds, "stopped")
 
 
+@dataclass
 class _Watch:
     """A labeller that reports what it does, and counts batches that were seen answered in ``rounds``."""
 
-    def __init__(
-        self,
-        learner: Learner[Any, Chosen, Answer, Any],
-        labeller: LabelStudioLabeller,
-        report: Callable[[str], None],
-    ) -> None:
-        self.learner, self.labeller, self.report = learner, labeller, report
-        self.rounds = 0
-        self._is_sent = False
-        self._told: set[str] = set()
+    learner: Learner[Any, Chosen, Answer, Any]
+    labeller: LabelStudioLabeller
+    report: Callable[[str], None]
+    rounds: int = 0
+    _is_sent: bool = False
+    _told: set[str] = field(default_factory=set)
 
     def ask(self, items: Sequence[Chosen], commit: Callable[[], None]) -> None:
         pushed = self.labeller.ask(items, commit)
@@ -92,13 +89,11 @@ class _Watch:
 
     def look(self) -> bool:
         """Send what is pending and not there yet, and collect answers; tell whether the batch is complete."""
-        pending = self.learner.pending()
-        if pending:
+        if pending := self.learner.pending():
             self.ask(pending, lambda: None)
         pulled = self.collect(self.learner.add)
         num_open = len(self.learner.pending())
-        changed = pulled.new + pulled.corrected + pulled.skipped
-        if changed:
+        if changed := pulled.new + pulled.corrected + pulled.skipped:
             self.report(f"{changed} answers came in, {num_open} are open")
         if num_open == 0:
             self.rounds += self._is_sent

@@ -27,7 +27,7 @@ def test_types_of_parquet_columns(files: Any) -> None:
     }
     pool = open_pool(Reading(files.parquet(columns), target="label"))
     assert pool.numbers == ["whole", "day", "none", "single", "zone"] and pool.categories == ["flag"]
-    assert pool.targets() == ["3", None, "4"] and pool.ids() == ["0", "1", "2"]
+    assert pool.targets == ["3", None, "4"] and pool.ids() == ["0", "1", "2"]
     block = pool.take(np.array([0, 1, 2]))
     np.testing.assert_allclose(
         block.numbers[1] - block.numbers[0], [2.0**60 - 1, 1, np.nan, 0.1, 1], rtol=1e-6
