@@ -7,8 +7,8 @@ import warnings
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from coresift.estimators.rows import bytes_of_images, one_line
 from coresift.estimators.saving import Savable
 from coresift.threads import enough_threads
 from coresift.types import InputError
+
+# Rows (n, ...) and targets.
+LabelledSet: TypeAlias = tuple[Tensor, Tensor]
 
 
 @dataclass(eq=False, repr=False)
@@ -75,38 +78,26 @@ class NetworkEstimator(Savable):
             raise InputError(f"{len(sets)} labelled sets and {len(seeds)} seeds do not match")
         self._check_options()
         copies = [clone(self).set_params(random_state=seed) for seed in seeds]
-        labelled = self._validated_together(copies, sets)
+        labelled = [copy._validated(X, y) for copy, (X, y) in zip(copies, sets, strict=True)]
+        shapes = sorted({(tuple(x.shape[1:]), tuple(y.shape[1:])) for x, y in labelled})
+        if len(shapes) > 1:
+            raise InputError(f"the labelled sets hold rows and targets of several shapes: {shapes}")
+        labelled = self._recoded(copies, labelled)
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)  # sets that are trained together
+        for number, (x, _) in enumerate(labelled):
+            alone = number if x.dtype == torch.uint8 else -1
+            groups[alone, self._trainer().num_epochs(len(x))].append(number)
         with enough_threads(sum(x.numel() for x, _ in labelled)):
-            for group in self._groups([x for x, _ in labelled]):
+            for group in groups.values():
                 self._fit_together([copies[n] for n in group], [labelled[n] for n in group])
         return copies
 
-    def _validated_together(
-        self, copies: Sequence[Self], sets: Sequence[tuple[Any, Any]]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Check that the labelled sets have rows and targets of one shape, and code the targets alike."""
-        checked = [copy._validated(X, y) for copy, (X, y) in zip(copies, sets, strict=True)]
-        shapes = sorted({(tuple(x.shape[1:]), tuple(y.shape[1:])) for x, y in checked})
-        if len(shapes) > 1:
-            raise InputError(f"the labelled sets hold rows and targets of several shapes: {shapes}")
-        rows, targets = zip(*checked, strict=True)
-        return list(zip(rows, self._shared_targets(copies, targets), strict=True))
-
-    def _groups(self, rows: Sequence[Tensor]) -> list[list[int]]:
-        """Group labelled sets, given their rows (n, ...), into those that are trained together."""
-        groups: dict[tuple[str, int], list[int]] = defaultdict(list)
-        trainer = self._trainer()
-        for number, x in enumerate(rows):
-            key = ("set", number) if x.dtype == torch.uint8 else ("epochs", trainer.num_epochs(len(x)))
-            groups[key].append(number)
-        return list(groups.values())
-
     @staticmethod
-    def _shared_targets(estimators: Sequence[Any], targets: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return targets in the coding that all estimators share."""
-        return targets
+    def _recoded(estimators: Sequence[Any], sets: list[LabelledSet]) -> list[LabelledSet]:
+        """Return labelled sets whose targets are in a coding that all estimators share."""
+        return sets
 
-    def _validated(self, X: Any, y: Any, **checks: Any) -> tuple[Tensor, Tensor]:
+    def _validated(self, X: Any, y: Any, **checks: Any) -> LabelledSet:
         """Check the labelled set and return it as tensors; set ``n_features_in_`` and the form of ``y``."""
         x = bytes_of_images(X, self._tabular, least=2)
         if x is not None:
@@ -147,7 +138,7 @@ class NetworkEstimator(Savable):
 
     @staticmethod
     @abstractmethod
-    def _fit_together(estimators: Sequence[Any], sets: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def _fit_together(estimators: Sequence[Any], sets: Sequence[LabelledSet]) -> None:
         """Train estimators of equal options together, and set what ``fit`` sets."""
 
     @property
@@ -157,42 +148,35 @@ class NetworkEstimator(Savable):
 
     @property
     def _num_networks(self) -> int:
-        """How many networks a fit trains on the same labels."""
-        return 1
+        """How many networks a fit trains on the same labels: one, unless there is an option for it."""
+        return check_integer(getattr(self, "num_members", 1), 1, "num_members")
 
     def _new_extractor(self, inputs: int, generator: torch.Generator) -> nn.Module:
         return new_network(self.network, inputs, generator)
 
-    def _random_state(self) -> np.random.RandomState:
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(int(check_random_state(self.random_state).randint(2**31)))
+
+    def _trainer(self) -> Trainer:
+        """Return a trainer with all of its options that this estimator has too."""
+        options = (field.name for field in fields(Trainer) if hasattr(self, field.name))
+        return Trainer(**{name: getattr(self, name) for name in options})
+
+    def _check_options(self) -> None:
+        """Raise if an option makes no sense; subclasses add their own checks."""
+        self._trainer()
+        _ = self._num_networks
+        if self.network is not None and not callable(self.network):  # modules are callable
+            raise InputError(
+                f"network is {shown(self.network)}, expected a torch module, or a function that makes one"
+            )
         try:
-            state: np.random.RandomState = check_random_state(self.random_state)
-            return state
+            check_random_state(self.random_state)
         except ValueError:
             raise InputError(
                 f"random_state is {shown(self.random_state)}, expected an integer from 0 to 2**32 - 1, "
                 "a RandomState of NumPy or None"
             ) from None
-
-    def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(int(self._random_state().randint(2**31)))
-
-    def _trainer(self) -> Trainer:
-        return Trainer(
-            epochs=self.epochs,
-            learning_rate=self.learning_rate,
-            batch_size=self.batch_size,
-            weight_decay=self.weight_decay,
-            progress=self.progress,
-        )
-
-    def _check_options(self) -> None:
-        """Raise if an option makes no sense; subclasses add their own checks."""
-        self._trainer()
-        if self.network is not None and not callable(self.network):  # modules are callable
-            raise InputError(
-                f"network is {shown(self.network)}, expected a torch module, or a function that makes one"
-            )
-        self._random_state()
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError, TypeError, ValueError):
@@ -218,21 +202,6 @@ class NetworkEstimator(Savable):
             raise ValueError("the weights are for other targets than those described")
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class SeveralMembers(NetworkEstimator):
-    """An estimator that trains several networks on the same labels."""
-
-    num_members: int = 1
-
-    @property
-    def _num_networks(self) -> int:
-        return int(self.num_members)
-
-    def _check_options(self) -> None:
-        super()._check_options()
-        check_integer(self.num_members, 1, "num_members")
-
-
 class NetworkRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[misc]
     """A regressor of one or several outputs."""
 
@@ -252,7 +221,7 @@ class NetworkRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[misc]
             )
         return (mean, std) if return_std else mean
 
-    def _validated(self, X: Any, y: Any, **checks: Any) -> tuple[Tensor, Tensor]:
+    def _validated(self, X: Any, y: Any, **checks: Any) -> LabelledSet:
         return super()._validated(X, y, **{"multi_output": True, "y_numeric": True, **checks})
 
     def _learn_targets(self, targets: Any) -> Tensor:
@@ -296,12 +265,12 @@ class NetworkClassifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc
         return torch.as_tensor(codes)
 
     @staticmethod
-    def _shared_targets(estimators: Sequence[Any], targets: Sequence[Tensor]) -> list[Tensor]:
+    def _recoded(estimators: Sequence[Any], sets: list[LabelledSet]) -> list[LabelledSet]:
         """Give all estimators the classes of all sets, since a small set may lack some; recode the labels."""
         classes = np.unique(np.concatenate([estimator.classes_ for estimator in estimators]))
         recoded = []
-        for estimator, codes in zip(estimators, targets, strict=True):
-            recoded.append(torch.as_tensor(np.searchsorted(classes, estimator.classes_))[codes])
+        for estimator, (x, codes) in zip(estimators, sets, strict=True):
+            recoded.append((x, torch.as_tensor(np.searchsorted(classes, estimator.classes_))[codes]))
             estimator.classes_ = classes
         return recoded
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +19,7 @@ from coresift.checks import check_choice, check_integer
 from coresift.errors import shown
 from coresift.estimators.networks.extractors import seeded
 from coresift.estimators.networks.losses import Likelihood
-from coresift.estimators.stacked import SampledEstimator, StackedClassifier, StackedRegressor
+from coresift.estimators.stacked import Networks, StackedClassifier, StackedEstimator, StackedRegressor
 from coresift.posteriors.gaussian import check_positive
 from coresift.posteriors.network import input_tensor, rows_per_pass
 from coresift.posteriors.samples import by_blocks, categorical, gaussian, mixture, own_generator
@@ -183,7 +183,7 @@ class DropoutPosterior:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class _Dropout(SampledEstimator):
+class _Dropout(StackedEstimator):
     """What the estimators share: one network, with dropout before its head."""
 
     posterior_type = DropoutPosterior
@@ -213,10 +213,10 @@ class _Dropout(SampledEstimator):
             _remove_dropout(extractor)
         return nn.Sequential(extractor, nn.Dropout(self.dropout))
 
-    def _posterior(self, networks: Sequence[nn.Module], likelihood: Likelihood) -> DropoutPosterior:
+    def _new_posterior(self, networks: Networks, likelihood: Likelihood, *_: Tensor) -> DropoutPosterior:
         return DropoutPosterior(networks[0], likelihood, num_predictive=self.num_predictive)
 
-    def _networks(self) -> Sequence[nn.Module]:
+    def _networks(self) -> Networks:
         return [self.posterior_.network]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from coresift.estimators.base import SeveralMembers
 from coresift.estimators.networks.losses import Likelihood
-from coresift.estimators.stacked import SampledEstimator, StackedClassifier, StackedRegressor
+from coresift.estimators.stacked import Networks, StackedClassifier, StackedEstimator, StackedRegressor
 from coresift.posteriors.network import outputs_of
 from coresift.posteriors.samples import by_blocks, choose, mixture
 
@@ -52,18 +51,18 @@ class EnsemblePosterior:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class _Ensemble(SeveralMembers, SampledEstimator):
+class _Ensemble(StackedEstimator):
     """What ensembles share."""
 
     posterior_type = EnsemblePosterior
 
     num_members: int = 20
 
-    def _posterior(self, networks: Sequence[nn.Module], likelihood: Likelihood) -> EnsemblePosterior:
+    def _new_posterior(self, networks: Networks, likelihood: Likelihood, *_: Tensor) -> EnsemblePosterior:
         return EnsemblePosterior(tuple(networks), likelihood)
 
-    def _networks(self) -> Sequence[nn.Module]:
-        return list(self.posterior_.members)
+    def _networks(self) -> Networks:
+        return self.posterior_.members
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

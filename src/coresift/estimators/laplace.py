@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from coresift import limits
 from coresift.checks import check_choice, check_finite, check_shape
-from coresift.estimators.networks import Objective, Stack
 from coresift.estimators.networks.layers import AppendOne, substate
 from coresift.estimators.networks.losses import LEAST_VARIANCE, GaussianOutputs, Likelihood, SquaredError
 from coresift.estimators.saving import head_tensors
-from coresift.estimators.stacked import StackedClassifier, StackedEstimator, StackedRegressor
+from coresift.estimators.stacked import HEAD, Networks, StackedClassifier, StackedEstimator, StackedRegressor
 from coresift.pool import Pool, PoolLike, as_array, as_pool, read
 from coresift.posteriors.gaussian import check_positive
 from coresift.posteriors.linear import LinearPosterior
@@ -28,8 +27,6 @@ from coresift.types import InputError
 # The variance of a logit under the default prior: large enough for every probability from doubt to certainty.
 # A flat prior fails: where a trained softmax is certain, its curvature vanishes and bounds no weights.
 _PRIOR_VARIANCE = 10.0
-# The name of the last layer in the estimators' networks, which begin with standardisation.
-_HEAD = "1.head"
 # Features (n, D) of the labelled rows in float64, and their labels.
 _Blocks: TypeAlias = Iterable[tuple[Tensor, Tensor | None]]
 
@@ -102,21 +99,16 @@ def _split(network: nn.Module, last_layer: str) -> tuple[nn.Module, Tensor]:
 
 
 def _features(
-    network: nn.Module,
-    last_layer: str,
-    extractor: nn.Module,
-    weights: Tensor,
-    rows: Pool,
-    targets: Tensor | None,
+    network: nn.Module, last_layer: str, extractor: nn.Module, weights: Tensor, x: Pool, y: Tensor | None
 ) -> _Blocks:
     """Yield the features and labels of a block of rows; check that the network ends with the layer."""
-    for block in read(rows, limits.LAPLACE_ROWS):
+    for block in read(x, limits.LAPLACE_ROWS):
         features = outputs_of(extractor, block.x).double()
         wanted = (len(block), weights.shape[1])
         check_shape(features, wanted, f"the input of layer {last_layer!r}, as rows,")
         if block.start == 0:
             _check_last(outputs_of(network, block.x), features @ weights.mT, last_layer)
-        labels = None if targets is None else targets[block.start :][: len(block)].to(features.device)
+        labels = None if y is None else y[block.start :][: len(block)].to(features.device)
         yield features, labels
 
 
@@ -228,11 +220,10 @@ def _find_linear(network: nn.Module, name: str) -> nn.Linear:
 
 def _check_last(outputs: Tensor, logits: Tensor, last_layer: str) -> None:
     """Raise unless the network's outputs are the layer's, up to a softmax."""
-    several = logits.shape[1] > 1
-    for expected in (logits, logits.log_softmax(1), logits.softmax(1)) if several else (logits,):
-        if outputs.numel() == expected.numel() and torch.allclose(
-            outputs.double().view_as(expected), expected, rtol=1e-2, atol=1e-2
-        ):
+    ends = [logits, logits.log_softmax(1), logits.softmax(1)] if logits.shape[1] > 1 else [logits]
+    if outputs.numel() == logits.numel():
+        seen = outputs.double().view_as(logits)
+        if any(torch.allclose(seen, expected, rtol=1e-2, atol=1e-2) for expected in ends):
             return
     raise InputError(
         f"the network's outputs, of shape {tuple(outputs.shape)}, are not those of layer {last_layer!r}, of "
@@ -260,16 +251,15 @@ class _Laplace(StackedEstimator):
         if self.prior_precision is not None:
             check_positive(self.prior_precision, "prior_precision")
 
-    def _networks(self) -> Sequence[nn.Module]:
-        features: Any = self.posterior_.network
-        return [features[0].network]  # the whole network, inside the layer that gives the head's input
+    def _networks(self) -> Networks:
+        return [self.posterior_.network[0].network]  # inside the layer that gives the head's input
 
     def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, facts = super()._fitted_state()
         return tensors | head_tensors(self.posterior_.head), facts
 
     def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        extractor, _ = _split(self._restored_networks(tensors)[0], _HEAD)
+        extractor, _ = _split(self._restored_networks(tensors)[0], HEAD)
         head = self._head_type(**substate(tensors, "head."), **facts)
         self.posterior_ = NetworkPosterior(extractor, head)
 
@@ -300,7 +290,7 @@ class LaplaceRegressor(_Laplace, StackedRegressor):
     ((40,), True)
     """
 
-    _head_type = LinearPosterior
+    _head_type, _loss = LinearPosterior, SquaredError
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -319,37 +309,32 @@ class LaplaceRegressor(_Laplace, StackedRegressor):
     def _num_outputs(self) -> int:
         return 1
 
-    def _objective(self, stack: Stack, generators: Sequence[torch.Generator]) -> Objective:
-        return SquaredError()
-
-    def _set_posterior(
-        self, networks: Sequence[nn.Module], likelihood: Likelihood, x: Tensor, y: Tensor
-    ) -> None:
-        (network,) = networks
-        y = y.to(self.device)
-        noise = float((outputs_of(network, x) - y).square().mean())
+    def _new_posterior(
+        self, networks: Networks, likelihood: Likelihood, *labelled: Tensor
+    ) -> NetworkPosterior:
+        (network,), (x, y) = networks, labelled
+        noise = float((outputs_of(network, x) - y.to(self.device)).square().mean())
         posterior = laplace_posterior(
             network,
-            _HEAD,
+            HEAD,
             x,
             y,
             task="regression",
             prior_precision=self.prior_precision,
             noise_variance=max(noise, LEAST_VARIANCE),
         )
-        head = posterior.head
+        head, scale = posterior.head, likelihood
         assert isinstance(head, LinearPosterior)
-        assert isinstance(likelihood, GaussianOutputs)
-        std = float(likelihood.std)
+        assert isinstance(scale, GaussianOutputs)
+        std = float(scale.std)
         mean = head.mean * std
-        mean[-1] += float(likelihood.mean)  # the constant's weight
+        mean[-1] += float(scale.mean)  # the constant's weight
         head = LinearPosterior(mean, head.covariance * std**2, head.noise_variance * std**2)
-        self.posterior_ = replace(posterior, head=head)
+        return replace(posterior, head=head)
 
     def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, _ = super()._fitted_state()
-        head: Any = self.posterior_.head
-        return tensors, {"noise_variance": head.noise_variance}
+        return tensors, {"noise_variance": self.posterior_.head.noise_variance}
 
 
 class LaplaceClassifier(_Laplace, StackedClassifier):
@@ -382,7 +367,7 @@ class LaplaceClassifier(_Laplace, StackedClassifier):
             raise InputError(f"y holds one class, {self.classes_[0]!r}, expected at least two")
         return len(self.classes_)
 
-    def _set_posterior(
-        self, networks: Sequence[nn.Module], likelihood: Likelihood, x: Tensor, y: Tensor
-    ) -> None:
-        self.posterior_ = laplace_posterior(networks[0], _HEAD, x, y, prior_precision=self.prior_precision)
+    def _new_posterior(
+        self, networks: Networks, likelihood: Likelihood, *labelled: Tensor
+    ) -> NetworkPosterior:
+        return laplace_posterior(networks[0], HEAD, *labelled, prior_precision=self.prior_precision)

@@ -15,7 +15,7 @@ from torch.distributions import Distribution, Independent, Normal, StudentT
 
 from coresift.checks import check_integer
 from coresift.errors import InputError
-from coresift.estimators.base import NetworkRegressor, SeveralMembers
+from coresift.estimators.base import NetworkRegressor
 from coresift.estimators.networks import LabelledStack, Stack
 from coresift.estimators.networks.extractors import count_features
 from coresift.estimators.networks.layers import AppendOne, Standardise, substate
@@ -47,7 +47,7 @@ class _Calibration(NamedTuple):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class NeuralLinearRegressor(NetworkRegressor, SeveralMembers):
+class NeuralLinearRegressor(NetworkRegressor):
     """Regression with a network's features and exact Bayesian linear regression on top.
 
     The network is trained by the predictive log density of mini-batches, given the last layer's posterior on
@@ -91,6 +91,7 @@ class NeuralLinearRegressor(NetworkRegressor, SeveralMembers):
 
     posterior_type = NetworkPosterior
 
+    num_members: int = 1
     epochs: int = 1000
     weight_decay: float = 1.0
     prior_variance: float = 1.0

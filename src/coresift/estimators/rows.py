@@ -31,9 +31,15 @@ def bytes_of_images(X: Any, tabular: bool, least: int) -> Tensor | None:
     """
     if not isinstance(X, Tensor | np.ndarray):
         return None
-    are_bytes = X.dtype in (torch.uint8, np.uint8)
-    _check_form(tuple(X.shape), tabular, are_bytes)
-    if tabular or X.ndim != 4 or not are_bytes:
+    shape, are_bytes = tuple(X.shape), X.dtype in (torch.uint8, np.uint8)
+    if tabular and len(shape) > 2:
+        raise InputError(
+            f"X has shape {shape}, but without network= rows are those of a table; "
+            "for images (n, channels, height, width) pass network=ResNet18"
+        )
+    if advice := _advice(shape, are_bytes):
+        raise InputError(f"images have shape {shape}, expected (n, channels, height, width); {advice}")
+    if tabular or len(shape) != 4 or not are_bytes:
         return None
     if len(X) < least:
         raise InputError(f"X holds {len(X)} images, expected at least {least}")
@@ -41,25 +47,11 @@ def bytes_of_images(X: Any, tabular: bool, least: int) -> Tensor | None:
     return torch.as_tensor(np.require(X, requirements=["C", "W"]) if isinstance(X, np.ndarray) else X)
 
 
-def _check_form(shape: tuple[int, ...], tabular: bool, are_bytes: bool) -> None:
-    """Raise if rows look like images in a shape that would be misread."""
-    if tabular and len(shape) > 2:
-        raise InputError(
-            f"X has shape {shape}, but without network= rows are those of a table; "
-            "for images (n, channels, height, width) pass network=ResNet18"
-        )
-    advice = None
-    if len(shape) == 3 and are_bytes:
-        advice = _advice_for_three_axes(shape)
-    elif len(shape) == 4 and min(shape[1:3]) > _MOST_CHANNELS and shape[3] in _CHANNELS:
-        # Feature maps, with many channels and few pixels, do not come here.
-        advice = "put the channels first, as np.moveaxis(X, 3, 1) does"
-    if advice is not None:
-        raise InputError(f"images have shape {shape}, expected (n, channels, height, width); {advice}")
-
-
-def _advice_for_three_axes(shape: tuple[int, ...]) -> str | None:
-    if shape[1] <= _MOST_CHANNELS:
-        return None
-    advice = "give grey images a channel, as X[:, None] does"
-    return f"one image alone is X[None]; to {advice}" if shape[0] in _CHANNELS else advice
+def _advice(shape: tuple[int, ...], are_bytes: bool) -> str | None:
+    """Say what to do about images in a shape that would be misread; ``None`` if nothing looks like it."""
+    if len(shape) == 3 and are_bytes and shape[1] > _MOST_CHANNELS:
+        alone = "one image alone is X[None]; to " if shape[0] in _CHANNELS else ""
+        return f"{alone}give grey images a channel, as X[:, None] does"
+    # Feature maps, with many channels and few pixels, have no channels at the end.
+    channels_last = len(shape) == 4 and min(shape[1:3]) > _MOST_CHANNELS and shape[3] in _CHANNELS
+    return "put the channels first, as np.moveaxis(X, 3, 1) does" if channels_last else None

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
 from coresift.checks import check_integer
-
-Precision = Literal["float32", "bfloat16"]
 
 
 class Augment(nn.Module):
@@ -48,34 +44,6 @@ class Augment(nn.Module):
         cropped = cropped.permute(0, 3, 1, 2)
         # Channels are last in memory now, which is best on a GPU but not safe on a CPU, see `ResNet18`.
         return cropped if x.is_cuda else cropped.contiguous()
-
-
-class Prepared(nn.Module):
-    """A feature extractor with the preparation of its rows, to be trained as one network.
-
-    Images stay bytes until a mini-batch of them is needed; then ``before`` augments and standardises it, on
-    the device.
-
-    Parameters
-    ----------
-    before : rows (n, ...) as stored -> rows for the extractor.
-    extractor : rows (n, ...) -> features (n, D).
-    precision : of the extractor while it is trained on a GPU. Evaluation is always in float32: in half
-        precision the features of a row would depend on the other rows of its block.
-    """
-
-    def __init__(self, before: nn.Module, extractor: nn.Module, precision: Precision = "float32") -> None:
-        super().__init__()
-        self.before, self.extractor, self.precision = before, extractor, precision
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            x = self.before(x)
-        half = self.precision == "bfloat16" and self.training and x.is_cuda
-        # A cache of weights in half precision would outlive the CUDA graph it was made in.
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
-            features: Tensor = self.extractor(x)
-        return features.to(x.dtype)
 
 
 class ResNet18(nn.Module):
