@@ -43,6 +43,7 @@ class NetworkEstimator(Savable):
     """
 
     posterior_type: ClassVar[type]  # of ``posterior_``
+    _target_checks: ClassVar[dict[str, bool]] = {}  # by scikit-learn
 
     network: Network = None
     _: KW_ONLY
@@ -97,14 +98,14 @@ class NetworkEstimator(Savable):
         """Return labelled sets whose targets are in a coding that all estimators share."""
         return sets
 
-    def _validated(self, X: Any, y: Any, **checks: Any) -> LabelledSet:
+    def _validated(self, X: Any, y: Any) -> LabelledSet:
         """Check the labelled set and return it as tensors; set ``n_features_in_`` and the form of ``y``."""
         x = bytes_of_images(X, self._tabular, least=2)
         if x is not None:
-            targets = one_line(validate_data, self, "no_validation", y, **checks)
+            targets = one_line(validate_data, self, "no_validation", y, **self._target_checks)
             one_line(check_consistent_length, x, targets)
         else:
-            rows, targets = self._validated_rows(X, y, ensure_min_samples=2, **checks)
+            rows, targets = self._validated_rows(X, y, ensure_min_samples=2, **self._target_checks)
             if rows.ndim < 2:
                 raise InputError(f"X has shape {rows.shape}, expected rows of columns or of channels")
             x = torch.as_tensor(np.array(rows))
@@ -133,8 +134,8 @@ class NetworkEstimator(Savable):
         """Return targets as numbers to train on; remember what `predict` needs to turn them back."""
 
     @abstractmethod
-    def _expected_outputs(self) -> Any:
-        """Return the number of predicted classes, or the event shape of predicted numbers."""
+    def _num_targets(self) -> int:
+        """Return the number of classes, or of numbers to predict for each row."""
 
     @staticmethod
     @abstractmethod
@@ -197,17 +198,19 @@ class NetworkEstimator(Savable):
         row = torch.zeros(1, self.n_features_in_, dtype=torch.float64)
         theta = self.posterior_.sample(2 * self._num_networks, torch.Generator())
         predicted = self.posterior_.conditional(row, theta)
-        seen = predicted.probs.shape[-1] if isinstance(predicted, Categorical) else predicted.event_shape
-        if seen != self._expected_outputs():
+        seen = predicted.probs.shape[-1:] if isinstance(predicted, Categorical) else predicted.event_shape
+        if math.prod(seen) != self._num_targets():
             raise ValueError("the weights are for other targets than those described")
 
 
 class NetworkRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[misc]
     """A regressor of one or several outputs."""
 
+    _target_checks: ClassVar[dict[str, bool]] = {"multi_output": True, "y_numeric": True}
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
+        tags.target_tags.multi_output = self._target_checks["multi_output"]
         return tags
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -221,9 +224,6 @@ class NetworkRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[misc]
             )
         return (mean, std) if return_std else mean
 
-    def _validated(self, X: Any, y: Any, **checks: Any) -> LabelledSet:
-        return super()._validated(X, y, **{"multi_output": True, "y_numeric": True, **checks})
-
     def _learn_targets(self, targets: Any) -> Tensor:
         """(n, O)"""
         self._target_shape = np.shape(targets)[1:]
@@ -236,9 +236,8 @@ class NetworkRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[misc]
     def _restore_targets(self, described: Sequence[int]) -> None:
         self._target_shape = tuple(check_integer(size, 1, "a number of targets") for size in described)
 
-    def _expected_outputs(self) -> torch.Size:
-        num = math.prod(self._target_shape)
-        return torch.Size([num] if num > 1 else [])
+    def _num_targets(self) -> int:
+        return math.prod(self._target_shape)
 
 
 class NetworkClassifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc]
@@ -283,5 +282,5 @@ class NetworkClassifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc
         if not unchanged or not np.array_equal(self.classes_, np.unique(self.classes_)):
             raise ValueError(f"classes of type {described['type']} do not fit {described['classes']}")
 
-    def _expected_outputs(self) -> int:
+    def _num_targets(self) -> int:
         return len(self.classes_)

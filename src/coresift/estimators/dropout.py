@@ -17,9 +17,10 @@ from torch.distributions import Distribution
 from coresift import limits
 from coresift.checks import check_choice, check_integer
 from coresift.errors import shown
+from coresift.estimators.base import NetworkClassifier
 from coresift.estimators.networks.extractors import seeded
 from coresift.estimators.networks.losses import Likelihood
-from coresift.estimators.stacked import Networks, StackedClassifier, StackedEstimator, StackedRegressor
+from coresift.estimators.stacked import Networks, StackedEstimator, StackedRegressor
 from coresift.posteriors.gaussian import check_positive
 from coresift.posteriors.network import input_tensor, rows_per_pass
 from coresift.posteriors.samples import by_blocks, categorical, gaussian, mixture, own_generator
@@ -252,7 +253,7 @@ class DropoutRegressor(StackedRegressor, _Dropout):
     """
 
 
-class DropoutClassifier(StackedClassifier, _Dropout):
+class DropoutClassifier(NetworkClassifier, _Dropout):
     """Classification with Monte Carlo dropout: class probabilities are averaged over masks.
 
     Trained by the cross-entropy of mini-batches. Inputs are standardised inside.

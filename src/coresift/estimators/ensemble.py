@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from coresift.estimators.base import NetworkClassifier
 from coresift.estimators.networks.losses import Likelihood
-from coresift.estimators.stacked import Networks, StackedClassifier, StackedEstimator, StackedRegressor
+from coresift.estimators.stacked import Networks, StackedEstimator, StackedRegressor
 from coresift.posteriors.network import outputs_of
 from coresift.posteriors.samples import by_blocks, choose, mixture
 
@@ -62,7 +63,7 @@ class _Ensemble(StackedEstimator):
         return EnsemblePosterior(tuple(networks), likelihood)
 
     def _networks(self) -> Networks:
-        return self.posterior_.members
+        return list(self.posterior_.members)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -101,7 +102,7 @@ class EnsembleRegressor(StackedRegressor, _Ensemble):
     weight_decay: float = 1.0
 
 
-class EnsembleClassifier(StackedClassifier, _Ensemble):
+class EnsembleClassifier(NetworkClassifier, _Ensemble):
     """Classification with a deep ensemble: each member predicts class probabilities, and they are averaged.
 
     Members are trained by the cross-entropy of mini-batches, all side by side on the same data, each from its

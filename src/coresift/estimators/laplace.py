@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from coresift import limits
 from coresift.checks import check_choice, check_finite, check_shape
+from coresift.estimators.base import LabelledSet, NetworkClassifier
 from coresift.estimators.networks.layers import AppendOne, substate
 from coresift.estimators.networks.losses import LEAST_VARIANCE, GaussianOutputs, Likelihood, SquaredError
-from coresift.estimators.saving import head_tensors
-from coresift.estimators.stacked import HEAD, Networks, StackedClassifier, StackedEstimator, StackedRegressor
+from coresift.estimators.saving import State, head_tensors
+from coresift.estimators.stacked import HEAD, Networks, StackedEstimator, StackedRegressor
 from coresift.pool import Pool, PoolLike, as_array, as_pool, read
 from coresift.posteriors.gaussian import check_positive
 from coresift.posteriors.linear import LinearPosterior
@@ -254,7 +255,7 @@ class _Laplace(StackedEstimator):
     def _networks(self) -> Networks:
         return [self.posterior_.network[0].network]  # inside the layer that gives the head's input
 
-    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _fitted_state(self) -> State:
         tensors, facts = super()._fitted_state()
         return tensors | head_tensors(self.posterior_.head), facts
 
@@ -291,23 +292,17 @@ class LaplaceRegressor(_Laplace, StackedRegressor):
     """
 
     _head_type, _loss = LinearPosterior, SquaredError
+    _outputs_per_target = 1
+    _target_checks: ClassVar[dict[str, bool]] = {"multi_output": False, "y_numeric": True}
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = False
-        return tags
-
-    def _validated(self, X: Any, y: Any, **checks: Any) -> tuple[Tensor, Tensor]:
+    def _validated(self, X: Any, y: Any) -> LabelledSet:
         shape = as_array(y).shape
         if len(shape) > 1 and shape[1] > 1:
             raise InputError(
                 f"y has shape {shape}, but LaplaceRegressor is for one output; fit one for each, or "
                 "use NeuralLinearRegressor"
             )
-        return super()._validated(X, y, multi_output=False, **checks)
-
-    def _num_outputs(self) -> int:
-        return 1
+        return super()._validated(X, y)
 
     def _new_posterior(
         self, networks: Networks, likelihood: Likelihood, *labelled: Tensor
@@ -332,12 +327,12 @@ class LaplaceRegressor(_Laplace, StackedRegressor):
         head = LinearPosterior(mean, head.covariance * std**2, head.noise_variance * std**2)
         return replace(posterior, head=head)
 
-    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _fitted_state(self) -> State:
         tensors, _ = super()._fitted_state()
         return tensors, {"noise_variance": self.posterior_.head.noise_variance}
 
 
-class LaplaceClassifier(_Laplace, StackedClassifier):
+class LaplaceClassifier(NetworkClassifier, _Laplace):
     """Classification with a network trained by cross-entropy, and Laplace's approximation on its last layer.
 
     Inputs are standardised inside.
@@ -362,10 +357,10 @@ class LaplaceClassifier(_Laplace, StackedClassifier):
 
     _head_type = SoftmaxPosterior
 
-    def _num_outputs(self) -> int:
+    def _num_targets(self) -> int:
         if len(self.classes_) < 2:
             raise InputError(f"y holds one class, {self.classes_[0]!r}, expected at least two")
-        return len(self.classes_)
+        return super()._num_targets()
 
     def _new_posterior(
         self, networks: Networks, likelihood: Likelihood, *labelled: Tensor

@@ -12,18 +12,19 @@ from torch import Tensor, nn
 
 from coresift.checks import check_integer
 from coresift.errors import InputError, shown
+from coresift.estimators.base import NetworkClassifier
 from coresift.estimators.networks import Objective, Stack
 from coresift.estimators.networks.layers import AppendOne, substate
 from coresift.estimators.networks.losses import Likelihood
 from coresift.estimators.networks.variational import EvidenceLowerBound, VariationalSoftmax
-from coresift.estimators.saving import head_tensors, network_tensors
-from coresift.estimators.stacked import HEAD, Networks, StackedClassifier, without_head
+from coresift.estimators.saving import State, head_tensors, network_tensors
+from coresift.estimators.stacked import HEAD, Networks, StackedEstimator, without_head
 from coresift.posteriors.network import NetworkPosterior
 from coresift.posteriors.softmax import SoftmaxPosterior
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class NeuralLinearClassifier(StackedClassifier):
+class NeuralLinearClassifier(NetworkClassifier, StackedEstimator):
     """Classification with a network's features and a Bayesian softmax layer on top.
 
     Network and layer are trained together by the evidence lower bound, with local reparametrisation (paper,
@@ -109,7 +110,7 @@ class NeuralLinearClassifier(StackedClassifier):
         network = nn.Sequential(*without_head(networks[0]), AppendOne()).to(posterior.mean.device).eval()
         return NetworkPosterior(network, posterior)
 
-    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _fitted_state(self) -> State:
         return network_tensors(self.posterior_) | head_tensors(self.posterior_.head), {}
 
     def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

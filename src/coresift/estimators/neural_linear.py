@@ -20,7 +20,7 @@ from coresift.estimators.networks import LabelledStack, Stack
 from coresift.estimators.networks.extractors import count_features
 from coresift.estimators.networks.layers import AppendOne, Standardise, substate
 from coresift.estimators.networks.losses import ExactLastLayer
-from coresift.estimators.saving import network_tensors
+from coresift.estimators.saving import State, network_tensors
 from coresift.posteriors.gaussian import check_positive
 from coresift.posteriors.linear import BayesianLinearRegression, NormalInverseGammaPosterior
 from coresift.posteriors.network import MixedHeads, NetworkPosterior, SideBySide, outputs_of
@@ -193,7 +193,7 @@ class NeuralLinearRegressor(NetworkRegressor):
             posterior = NetworkPosterior(SideBySide([fit.network for fit in fits]), heads)
         self.posterior_ = posterior.to(self.device)
 
-    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _fitted_state(self) -> State:
         heads = [
             head for own in _parts(self.posterior_.head, MixedHeads) for head in _parts(own, SeveralOutputs)
         ]

@@ -9,19 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from coresift import limits
 from coresift.checks import check_choice
 from coresift.errors import shown
-from coresift.estimators.base import NetworkClassifier, NetworkEstimator, NetworkRegressor
+from coresift.estimators.base import LabelledSet, NetworkEstimator, NetworkRegressor
 from coresift.estimators.networks import LabelledStack, Objective, Stack
 from coresift.estimators.networks.extractors import count_features, seeded
 from coresift.estimators.networks.layers import Headed, Precision, Standardise, substate
 from coresift.estimators.networks.losses import CrossEntropy, GaussianLoss, GaussianOutputs, Likelihood
 from coresift.estimators.networks.trainer import Schedule
+from coresift.estimators.saving import State
 from coresift.posteriors.network import outputs_of
 from coresift.posteriors.samples import categorical
 from coresift.types import InputError
@@ -35,7 +35,7 @@ class _Fit(NamedTuple):
     """A labelled set, prepared for training, and K networks that are trained on it."""
 
     scale: Standardise  # of the rows
-    labelled: tuple[Tensor, Tensor]
+    labelled: LabelledSet
     likelihood: Likelihood  # of outputs for these targets
     networks: list[nn.Module]
     generators: list[torch.Generator]  # of weights and shuffling, one for each network
@@ -48,20 +48,17 @@ class StackedEstimator(NetworkEstimator):
     Inputs are standardised inside. A subclass says what the trained networks make a posterior of.
     """
 
-    _loss: ClassVar[type[Objective]]
+    _loss: ClassVar[type[Objective]] = CrossEntropy
+    _outputs_per_target: ClassVar[int] = 1
 
     schedule: Schedule = "cosine"
     least_steps: int = 0
     augment: nn.Module | None = None
     precision: Precision = "float32"
 
-    @abstractmethod
-    def _num_outputs(self) -> int:
-        """How many outputs a network has."""
-
-    @abstractmethod
     def _scaled(self, targets: Tensor) -> tuple[Tensor, Likelihood]:
-        """Targets to train on, and what outputs then mean."""
+        """Targets to train on, and what outputs then mean: logits, unless a subclass is for regression."""
+        return targets, categorical
 
     @abstractmethod
     def _new_posterior(self, networks: Networks, likelihood: Likelihood, *labelled: Tensor) -> Any:
@@ -82,7 +79,7 @@ class StackedEstimator(NetworkEstimator):
             raise InputError(f"augment is {shown(self.augment)}, expected a torch module")
 
     @staticmethod
-    def _fit_together(estimators: Sequence[StackedEstimator], sets: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def _fit_together(estimators: Sequence[StackedEstimator], sets: Sequence[LabelledSet]) -> None:
         first = estimators[0]
         fits = [estimator._begin(x, y) for estimator, (x, y) in zip(estimators, sets, strict=True)]
         generators = [generator for fit in fits for generator in fit.generators]
@@ -125,9 +122,9 @@ class StackedEstimator(NetworkEstimator):
 
     def _new_head(self, features: int, generator: torch.Generator) -> nn.Module:
         with seeded(generator):
-            return nn.Linear(features, self._num_outputs())
+            return nn.Linear(features, self._outputs_per_target * self._num_targets())
 
-    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _fitted_state(self) -> State:
         states = [network.state_dict() for network in self._networks()]
         tensors = {f"members.{name}": torch.stack([state[name] for state in states]) for name in states[0]}
         outputs = self.posterior_.likelihood
@@ -153,26 +150,12 @@ class StackedEstimator(NetworkEstimator):
 class StackedRegressor(NetworkRegressor, StackedEstimator):
     """Networks that predict means and variances of standardised targets."""
 
-    _loss = GaussianLoss
+    _loss: ClassVar[type[Objective]] = GaussianLoss
+    _outputs_per_target = 2
 
     def _scaled(self, targets: Tensor) -> tuple[Tensor, Likelihood]:
         scale = Standardise.of(targets)
         return scale(targets), GaussianOutputs(scale.mean, scale.std)
-
-    def _num_outputs(self) -> int:
-        return 2 * int(np.prod(self._target_shape))
-
-
-class StackedClassifier(NetworkClassifier, StackedEstimator):
-    """Networks that predict logits."""
-
-    _loss = CrossEntropy
-
-    def _scaled(self, targets: Tensor) -> tuple[Tensor, Likelihood]:
-        return targets, categorical
-
-    def _num_outputs(self) -> int:
-        return len(self.classes_)
 
 
 def _whole(scale: Standardise, network: nn.Module, device: str) -> nn.Module:
