@@ -23,7 +23,7 @@ from coresift.checks import check_integer
 from coresift.errors import shown
 from coresift.estimators.networks import Trainer
 from coresift.estimators.networks.extractors import Network, new_network
-from coresift.estimators.networks.layers import Standardise
+from coresift.estimators.networks.layers import AppendOne, Headed, Standardise
 from coresift.estimators.rows import bytes_of_images, one_line
 from coresift.estimators.saving import Savable
 from coresift.threads import enough_threads
@@ -185,8 +185,10 @@ class NetworkEstimator(Savable):
                 f"device is {shown(str(self.device))}, but torch finds no such device here; try 'cpu'"
             ) from None
 
-    def _restored_network(self, state: Mapping[str, Tensor], *layers: nn.Module) -> nn.Module:
-        """Return a saved network: standardisation, and the layers that came after it."""
+    def _restored_network(self, state: Mapping[str, Tensor], head: nn.Module | None = None) -> nn.Module:
+        """Return a saved network: rows -> features with a constant, or with a head -> outputs."""
+        extractor = self._new_extractor(self.n_features_in_, torch.Generator())
+        layers = [extractor, AppendOne()] if head is None else [Headed(extractor, head)]
         network = nn.Sequential(Standardise(state["0.mean"], state["0.std"]), *layers).to(self.device)
         network.load_state_dict(state)
         return network.eval()

@@ -114,7 +114,6 @@ class NeuralLinearClassifier(NetworkClassifier, StackedEstimator):
         return network_tensors(self.posterior_) | head_tensors(self.posterior_.head), {}
 
     def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        extractor = self._new_extractor(self.n_features_in_, torch.Generator())
-        network = self._restored_network(substate(tensors, "network."), extractor, AppendOne())
+        network = self._restored_network(substate(tensors, "network."))
         head = SoftmaxPosterior(**substate(tensors, "head."), num_predictive=self.num_predictive)
         self.posterior_ = NetworkPosterior(network, head)

@@ -138,13 +138,10 @@ class StackedEstimator(NetworkEstimator):
         self.posterior_ = self._new_posterior(self._restored_networks(tensors), likelihood)
 
     def _restored_networks(self, tensors: Mapping[str, Tensor]) -> Networks:
-        stacked, networks = substate(tensors, "members."), []
-        outputs, width = stacked["1.head.weight"].shape[1:]
-        for k in range(self._num_networks):
-            extractor = self._new_extractor(self.n_features_in_, torch.Generator())
-            state = {name: value[k] for name, value in stacked.items()}
-            networks.append(self._restored_network(state, Headed(extractor, nn.Linear(width, outputs))))
-        return networks
+        stacked = substate(tensors, "members.")
+        outputs, width = stacked[f"{HEAD}.weight"].shape[1:]
+        states = [{name: value[k] for name, value in stacked.items()} for k in range(self._num_networks)]
+        return [self._restored_network(state, nn.Linear(width, outputs)) for state in states]
 
 
 class StackedRegressor(NetworkRegressor, StackedEstimator):

@@ -50,9 +50,8 @@ class Standardise(nn.Module):
         """
         values = x.movedim(1, -1).flatten(0, -2)  # (..., channels)
         mean, std, varies = (_moments_of_bytes if x.dtype == torch.uint8 else _moments)(values)
-        scale = torch.where(varies, std, 1.0)
         shape = (-1, *[1] * (x.ndim - 2))
-        return cls(mean.view(shape), scale.view(shape), _units(x, std))
+        return cls(mean.view(shape), torch.where(varies, std, 1.0).view(shape), _units(x, std))
 
     def forward(self, x: Tensor) -> Tensor:
         check_shape(x, (None, len(self.mean), *[None] * (self.mean.ndim - 1)), "the input of the network")
