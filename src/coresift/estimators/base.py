@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -24,11 +24,13 @@ from coresift.errors import shown
 from coresift.estimators.networks import Trainer
 from coresift.estimators.networks.extractors import Network, new_network
 from coresift.estimators.networks.layers import AppendOne, Headed, Standardise
-from coresift.estimators.rows import bytes_of_images, one_line
 from coresift.estimators.saving import Savable
 from coresift.threads import enough_threads
 from coresift.types import InputError
 
+# How many channels an image may have at most, if they might be confused with a height or width.
+_MOST_CHANNELS = 4
+_CHANNELS = (1, 3, 4)
 # Rows (n, ...) and targets.
 LabelledSet: TypeAlias = tuple[Tensor, Tensor]
 
@@ -100,10 +102,10 @@ class NetworkEstimator(Savable):
 
     def _validated(self, X: Any, y: Any) -> LabelledSet:
         """Check the labelled set and return it as tensors; set ``n_features_in_`` and the form of ``y``."""
-        x = bytes_of_images(X, self._tabular, least=2)
+        x = _bytes_of_images(X, self._tabular, least=2)
         if x is not None:
-            targets = one_line(validate_data, self, "no_validation", y, **self._target_checks)
-            one_line(check_consistent_length, x, targets)
+            targets = _one_line(validate_data, self, "no_validation", y, **self._target_checks)
+            _one_line(check_consistent_length, x, targets)
         else:
             rows, targets = self._validated_rows(X, y, ensure_min_samples=2, **self._target_checks)
             if rows.ndim < 2:
@@ -115,12 +117,12 @@ class NetworkEstimator(Savable):
     def _validated_rows(self, *given: Any, **checks: Any) -> Any:
         """Check rows, and targets if given, in float64: float32 would round a large offset away."""
         shape = {"ensure_2d": self._tabular, "allow_nd": not self._tabular}
-        return one_line(validate_data, self, *given, dtype=np.float64, **shape, **checks)
+        return _one_line(validate_data, self, *given, dtype=np.float64, **shape, **checks)
 
     def _rows(self, X: Any) -> Tensor:
         """Return the rows to predict for, checked against those of ``fit``."""
         check_is_fitted(self)
-        x = bytes_of_images(X, self._tabular, least=1)
+        x = _bytes_of_images(X, self._tabular, least=1)
         if x is None:
             x = torch.as_tensor(np.array(self._validated_rows(X, reset=False)))
         if x.ndim < 2 or x.shape[1] != self.n_features_in_:
@@ -229,7 +231,7 @@ class NetworkRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[misc]
     def _learn_targets(self, targets: Any) -> Tensor:
         """(n, O)"""
         self._target_shape = np.shape(targets)[1:]
-        numbers = one_line(np.array, targets, dtype=np.float64)
+        numbers = _one_line(np.array, targets, dtype=np.float64)
         return torch.as_tensor(numbers).view(len(targets), -1)
 
     def _described_targets(self) -> list[int]:
@@ -261,7 +263,7 @@ class NetworkClassifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc
         with warnings.catch_warnings():
             # Many classes with few labels are usual here, and no sign of a regression problem.
             warnings.filterwarnings("ignore", "The number of unique classes is greater", UserWarning)
-            one_line(check_classification_targets, targets)
+            _one_line(check_classification_targets, targets)
         self.classes_, codes = np.unique(targets, return_inverse=True)
         return torch.as_tensor(codes)
 
@@ -286,3 +288,44 @@ class NetworkClassifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc
 
     def _num_targets(self) -> int:
         return len(self.classes_)
+
+
+def _one_line(check: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a check by scikit-learn, and raise its errors as ours, on one line."""
+    try:
+        return check(*arguments, **options)
+    except ValueError as error:
+        raise InputError(" ".join(str(error).split())) from None
+
+
+def _bytes_of_images(X: Any, tabular: bool, least: int) -> Tensor | None:
+    """Return images of bytes (n, channels, height, width) as they are, without a copy; else ``None``.
+
+    Raises if there are fewer than ``least``, or if rows of any type have a shape that is a likely mistake.
+    """
+    if not isinstance(X, Tensor | np.ndarray):
+        return None
+    shape, are_bytes = tuple(X.shape), X.dtype in (torch.uint8, np.uint8)
+    if tabular and len(shape) > 2:
+        raise InputError(
+            f"X has shape {shape}, but without network= rows are those of a table; "
+            "for images (n, channels, height, width) pass network=ResNet18"
+        )
+    if advice := _advice(shape, are_bytes):
+        raise InputError(f"images have shape {shape}, expected (n, channels, height, width); {advice}")
+    if tabular or len(shape) != 4 or not are_bytes:
+        return None
+    if len(X) < least:
+        raise InputError(f"X holds {len(X)} images, expected at least {least}")
+    # torch shares memory only with arrays that are writeable and have positive strides.
+    return torch.as_tensor(np.require(X, requirements=["C", "W"]) if isinstance(X, np.ndarray) else X)
+
+
+def _advice(shape: tuple[int, ...], are_bytes: bool) -> str | None:
+    """Say what to do about images in a shape that would be misread; ``None`` if nothing looks like it."""
+    if len(shape) == 3 and are_bytes and shape[1] > _MOST_CHANNELS:
+        alone = "one image alone is X[None]; to " if shape[0] in _CHANNELS else ""
+        return f"{alone}give grey images a channel, as X[:, None] does"
+    # Feature maps, with many channels and few pixels, have no channels at the end.
+    channels_last = len(shape) == 4 and min(shape[1:3]) > _MOST_CHANNELS and shape[3] in _CHANNELS
+    return "put the channels first, as np.moveaxis(X, 3, 1) does" if channels_last else None

@@ -114,8 +114,7 @@ class EnsembleClassifier(NetworkClassifier, _Ensemble):
 
     Attributes
     ----------
-    classes_ : (C,) the labels, in the order of ``predict_proba``'s columns; after ``fit_many``, those of all
-        sets.
+    classes_ : the labels, in the order of ``predict_proba``'s columns; after ``fit_many``, those of all sets.
     posterior_ : for `coresift.select`; its samples are the members.
 
     >>> import numpy as np

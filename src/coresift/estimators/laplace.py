@@ -344,8 +344,7 @@ class LaplaceClassifier(NetworkClassifier, _Laplace):
 
     Attributes
     ----------
-    classes_ : (C,) the labels, in the order of ``predict_proba``'s columns; after ``fit_many``, those of all
-        sets.
+    classes_ : the labels, in the order of ``predict_proba``'s columns; after ``fit_many``, those of all sets.
     posterior_ : for `coresift.select`.
 
     >>> x = torch.linspace(-1, 1, 40)[:, None].numpy()

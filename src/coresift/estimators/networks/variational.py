@@ -63,8 +63,8 @@ class VariationalSoftmax(nn.Module):
     def logits(self, features: Tensor, noise: Tensor) -> Tensor:
         """(n, C) draws of W x for features (n, D) and standard normal noise (n, C + R).
 
-        W x is Gaussian for given x, so its few numbers are drawn instead of the many of W. Each row has its own
-        weights, which makes the gradient less noisy: local reparametrisation (Kingma et al., Variational
+        W x is Gaussian for given x, so its few numbers are drawn instead of the many of W. Each row has its
+        own weights, which makes the gradient less noisy: local reparametrisation (Kingma et al., Variational
         Dropout and the Local Reparameterization Trick, 2015).
         """
         mean, std, factor = self._shaped()
