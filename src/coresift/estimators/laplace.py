@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -78,20 +78,25 @@ def laplace_posterior(
         prior_precision = float(prior_precision)
     rows = as_pool(x)
     targets = None if y is None else _targets(y, len(rows), task)
+    if task == "regression" and noise_variance is None and targets is None:
+        raise InputError("regression needs y, or noise_variance=")
     network = copy.deepcopy(network).eval()
     extractor, weights = _split(network, last_layer)
     blocks = _features(network, last_layer, extractor, weights, rows, targets)
     with torch.no_grad():
         if task == "classification":
             return NetworkPosterior(extractor, _softmax_layer(blocks, weights, prior_precision))
-        if noise_variance is None and targets is None:
-            raise InputError("regression needs y, or noise_variance=")
         return NetworkPosterior(extractor, _linear_layer(blocks, weights, prior_precision, noise_variance))
 
 
 def _split(network: nn.Module, last_layer: str) -> tuple[nn.Module, Tensor]:
     """Split a network into rows (n, ...) -> features (n, D), and the last weights (C, D), the bias last."""
-    layer = _find_linear(network, last_layer)
+    layers = dict(network.named_modules())
+    layer = layers.get(last_layer)
+    if not isinstance(layer, nn.Linear):
+        names = ", ".join(repr(name) for name, value in layers.items() if isinstance(value, nn.Linear))
+        what = "there is no layer" if layer is None else f"there is a {type(layer).__name__}, no nn.Linear,"
+        raise InputError(f"{what} {last_layer!r} in the network; its linear layers are {names or 'none'}")
     extractor, weights = _LayerInput(network, layer), layer.weight.detach().double()
     if layer.bias is None:
         return extractor, weights
@@ -109,8 +114,7 @@ def _features(
         check_shape(features, wanted, f"the input of layer {last_layer!r}, as rows,")
         if block.start == 0:
             _check_last(outputs_of(network, block.x), features @ weights.mT, last_layer)
-        labels = None if y is None else y[block.start :][: len(block)].to(features.device)
-        yield features, labels
+        yield features, None if y is None else y[block.start :][: len(block)].to(features.device)
 
 
 def _targets(y: Any, num: int, task: str) -> Tensor:
@@ -143,8 +147,7 @@ def _softmax_layer(blocks: _Blocks, weights: Tensor, prior_precision: float | No
     diagonal = precision.view(classes, size, classes, size).diagonal(dim1=0, dim2=2)  # (D, D, C), a view
     squares, num = 0.0, 0
     for features, labels in blocks:
-        if labels is not None:
-            _check_classes(labels, classes)
+        _check_classes(labels, classes)
         probs = (features @ weights.mT).softmax(1)
         joint = (probs.unsqueeze(2) * features.unsqueeze(1)).flatten(1)  # (n, C D)
         precision -= joint.mT @ joint
@@ -153,9 +156,8 @@ def _softmax_layer(blocks: _Blocks, weights: Tensor, prior_precision: float | No
         squares, num = squares + float(features.square().sum()), num + len(features)
     _add_prior(precision, prior_precision, squares / num / _PRIOR_VARIANCE, "the last layer's inputs")
     factor = torch.linalg.cholesky(precision)
-    identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
     # With precision = F F^T the covariance is F^-T F^-1: its factor's columns are the rows of F^-1.
-    inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
+    inverse = torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
     return SoftmaxPosterior(weights, torch.zeros_like(weights), inverse.view(-1, classes, size))
 
 
@@ -169,9 +171,9 @@ def _linear_layer(
     gram, squared_error, num = mean.new_zeros(len(mean), len(mean)), 0.0, 0
     for features, targets in blocks:
         gram += features.mT @ features
-        num += len(features)
         if targets is not None:
             squared_error += float((targets - features @ mean).square().sum())
+            num += len(features)
     noise_variance = squared_error / num if noise_variance is None else noise_variance
     check_positive(noise_variance, "noise_variance")
     precision = gram / noise_variance
@@ -208,17 +210,6 @@ class _LayerInput(nn.Module):
         return seen[0]
 
 
-def _find_linear(network: nn.Module, name: str) -> nn.Linear:
-    """Return the linear layer of that name, or raise an error that lists the linear layers."""
-    layers = dict(network.named_modules())
-    layer = layers.get(name)
-    if isinstance(layer, nn.Linear):
-        return layer
-    names = ", ".join(repr(other) for other, value in layers.items() if isinstance(value, nn.Linear))
-    what = "there is no layer" if layer is None else f"there is a {type(layer).__name__}, no nn.Linear,"
-    raise InputError(f"{what} {name!r} in the network; its linear layers are {names or 'none'}")
-
-
 def _check_last(outputs: Tensor, logits: Tensor, last_layer: str) -> None:
     """Raise unless the network's outputs are the layer's, up to a softmax."""
     ends = [logits, logits.log_softmax(1), logits.softmax(1)] if logits.shape[1] > 1 else [logits]
@@ -232,7 +223,9 @@ def _check_last(outputs: Tensor, logits: Tensor, last_layer: str) -> None:
     )
 
 
-def _check_classes(labels: Tensor, classes: int) -> None:
+def _check_classes(labels: Tensor | None, classes: int) -> None:
+    if labels is None:
+        return
     wrong = labels[(labels < 0) | (labels >= classes) | (labels != labels.round())]
     if len(wrong):
         raise InputError(f"y holds {wrong[0].item()}, but the network's classes are 0 to {classes - 1}")
@@ -308,19 +301,10 @@ class LaplaceRegressor(_Laplace, StackedRegressor):
         self, networks: Networks, likelihood: Likelihood, *labelled: Tensor
     ) -> NetworkPosterior:
         (network,), (x, y) = networks, labelled
-        noise = float((outputs_of(network, x) - y.to(self.device)).square().mean())
-        posterior = laplace_posterior(
-            network,
-            HEAD,
-            x,
-            y,
-            task="regression",
-            prior_precision=self.prior_precision,
-            noise_variance=max(noise, LEAST_VARIANCE),
-        )
-        head, scale = posterior.head, likelihood
-        assert isinstance(head, LinearPosterior)
-        assert isinstance(scale, GaussianOutputs)
+        noise = max(float((outputs_of(network, x) - y.to(self.device)).square().mean()), LEAST_VARIANCE)
+        options = {"prior_precision": self.prior_precision, "noise_variance": noise}
+        posterior = laplace_posterior(network, HEAD, x, y, task="regression", **options)
+        head, scale = cast(LinearPosterior, posterior.head), cast(GaussianOutputs, likelihood)
         std = float(scale.std)
         mean = head.mean * std
         mean[-1] += float(scale.mean)  # the constant's weight

@@ -254,7 +254,8 @@ def _calibration(level: int, folds: Sequence[Sequence[tuple[StudentT, Tensor]]])
 def _best_factor(folds: Sequence[tuple[StudentT, Tensor]]) -> tuple[float, float]:
     """Find the factor on the squared scale of Student's t under which left-out labels are most likely.
 
-    Each fold holds predictions (n,) and labels. Returns minus the log density, up to a constant, and the factor.
+    Each fold holds predictions (n,) and labels. Returns minus the log density, up to a constant, and that
+    factor.
     """
     errors = torch.cat([y.to(predicted.loc) - predicted.loc for predicted, y in folds])
     scale = torch.cat([predicted.scale for predicted, _ in folds])

@@ -7,7 +7,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -155,9 +155,8 @@ class StackedRegressor(NetworkRegressor, StackedEstimator):
         return scale(targets), GaussianOutputs(scale.mean, scale.std)
 
 
-def _whole(scale: Standardise, network: nn.Module, device: str) -> nn.Module:
+def _whole(scale: Standardise, network: Any, device: str) -> nn.Module:
     """A trained network on rows as they come, without the preparation of training."""
-    assert isinstance(network, Headed)
     network.before = nn.Sequential()
     return nn.Sequential(scale, network).to(device).eval()
 
@@ -165,8 +164,7 @@ def _whole(scale: Standardise, network: nn.Module, device: str) -> nn.Module:
 def without_head(network: nn.Module) -> nn.Sequential:
     """The layers of a whole network that make features."""
     scale, top = network.children()
-    assert isinstance(top, Headed)
-    return nn.Sequential(scale, top.extractor)
+    return nn.Sequential(scale, cast(Headed, top).extractor)
 
 
 def _warn_of_dead_units(networks: Networks, x: Tensor) -> None:
