@@ -80,9 +80,7 @@ class NeuralLinearRegressor(NetworkRegressor):
         labels, to measure the error on labels that a network has not seen; the noise variance is scaled
         accordingly. Several members share the factor found for single networks. Zero for none, as in the
         paper; there is none if a fold would have fewer than four labels.
-    random_state : seed of weights and shuffling.
-    device : where to train, "cpu" or "cuda".
-    progress : show a bar on a terminal once training has taken two seconds.
+    random_state, device, progress : see `NeuralLinearClassifier`.
 
     Attributes
     ----------

@@ -103,11 +103,11 @@ def _units(images: Tensor, std: Tensor) -> float:
     if images.ndim != 4 or bool(images.min() < 0) or bool(images.max() > 255):
         return 0.0
     are_bytes = images.dtype == torch.uint8
-    if bool(images.max() <= 1):  # other bytes of the pool may be brighter than these dark ones
-        return 0.0 if are_bytes else 1.0
-    # Integers that differ by little may as well be counts.
-    vary = bool((std > _STD_OF_BYTES).any())
-    return 255.0 if vary and (are_bytes or bool((images == images.round()).all())) else 0.0
+    if bool(images.max() <= 1):
+        return 0.0 if are_bytes else 1.0  # other bytes of the pool may be brighter than these dark ones
+    if not bool((std > _STD_OF_BYTES).any()):
+        return 0.0  # integers that differ by little may as well be counts
+    return 255.0 if are_bytes or bool((images == images.round()).all()) else 0.0
 
 
 class AppendOne(nn.Module):
