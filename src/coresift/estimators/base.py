@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -86,14 +86,18 @@ class NetworkEstimator(Savable):
         if len(shapes) > 1:
             raise InputError(f"the labelled sets hold rows and targets of several shapes: {shapes}")
         labelled = self._recoded(copies, labelled)
-        groups: dict[tuple[int, int], list[int]] = defaultdict(list)  # sets that are trained together
-        for number, (x, _) in enumerate(labelled):
-            alone = number if x.dtype == torch.uint8 else -1
-            groups[alone, self._trainer().num_epochs(len(x))].append(number)
         with enough_threads(sum(x.numel() for x, _ in labelled)):
-            for group in groups.values():
+            for group in self._groups(labelled):
                 self._fit_together([copies[n] for n in group], [labelled[n] for n in group])
         return copies
+
+    def _groups(self, sets: Sequence[LabelledSet]) -> Iterable[list[int]]:
+        """Return the numbers of the sets that are trained together."""
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for number, (x, _) in enumerate(sets):
+            alone = number if x.dtype == torch.uint8 else -1
+            groups[alone, self._trainer().num_epochs(len(x))].append(number)
+        return groups.values()
 
     @staticmethod
     def _recoded(estimators: Sequence[Any], sets: list[LabelledSet]) -> list[LabelledSet]:

@@ -32,13 +32,13 @@ HEAD = "1.head"  # the name of the last layer in each
 
 
 class _Fit(NamedTuple):
-    """A labelled set, prepared for training, and K networks that are trained on it."""
+    """A labelled set, and the networks that are trained on it."""
 
     scale: Standardise  # of the rows
-    labelled: LabelledSet
+    targets: Tensor
     likelihood: Likelihood  # of outputs for these targets
-    networks: list[nn.Module]
-    generators: list[torch.Generator]  # of weights and shuffling, one for each network
+    # Each network with the generator that shuffles for it, and the rows and targets that it is trained on.
+    members: list[tuple[Headed, torch.Generator, LabelledSet]]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -82,39 +82,40 @@ class StackedEstimator(NetworkEstimator):
     def _fit_together(estimators: Sequence[StackedEstimator], sets: Sequence[LabelledSet]) -> None:
         first = estimators[0]
         fits = [estimator._begin(x, y) for estimator, (x, y) in zip(estimators, sets, strict=True)]
-        generators = [generator for fit in fits for generator in fit.generators]
-        labelled = [fit.labelled for fit in fits for _ in fit.networks]
-        stack = Stack([network for fit in fits for network in fit.networks], first.device)
+        networks, generators, labelled = zip(*(member for fit in fits for member in fit.members), strict=True)
+        stack = Stack(networks, first.device)
         objective = first._objective(stack, generators)
         first._trainer().train(stack, objective, LabelledStack.of(labelled), generators)
-        trained = (stack.member(position) for position in range(len(stack)))
+        trained = map(stack.member, range(len(stack)))
         for estimator, fit, (x, _) in zip(estimators, fits, sets, strict=True):
-            own = [_whole(fit.scale, next(trained), first.device) for _ in fit.networks]
-            estimator.posterior_ = estimator._new_posterior(own, fit.likelihood, x, fit.labelled[1])
-            _warn_of_dead_units([without_head(network) for network in own], x)
+            own = [_whole(fit.scale, next(trained), first.device) for _ in fit.members]
+            estimator.posterior_ = estimator._new_posterior(own, fit.likelihood, x, fit.targets)
+            _warn_of_dead_units(own, x)
 
     def _begin(self, x: Tensor, y: Tensor) -> _Fit:
         """Prepare a labelled set, and draw K networks for it."""
         scale = Standardise.of(x)
         targets, likelihood = self._scaled(y)
+        before = [] if self.augment is None else [copy.deepcopy(self.augment)]
         # Rows are standardised only in mini-batches if they are bytes, to save memory, or images that
         # ``augment`` needs as they are, with black borders and colours in their own range.
-        stays_raw = x.dtype == torch.uint8 or (x.ndim == 4 and self.augment is not None)
-        before = [] if self.augment is None else [copy.deepcopy(self.augment)]
-        if stays_raw:
-            # Training moves it to single precision; bytes lose nothing by it in evaluation.
-            before.append(scale if x.dtype == torch.uint8 else copy.deepcopy(scale))
-        x = x if stays_raw else scale(x)
+        if x.dtype == torch.uint8:
+            before.append(scale)
+        elif x.ndim == 4 and before:
+            before.append(copy.deepcopy(scale))  # training moves it to single precision
+        else:
+            x = scale(x)
         generators = self._generators()
         networks = [self._new_network(x, before, generator) for generator in generators]
-        return _Fit(scale, (x, targets), likelihood, networks, generators)
+        members = [(*own, (x, targets)) for own in zip(networks, generators, strict=True)]
+        return _Fit(scale, targets, likelihood, members)
 
     def _generators(self) -> list[torch.Generator]:
         """One for each network; a larger ensemble starts with the networks of a smaller one."""
         seeds = torch.randint(2**62, (self._num_networks,), generator=self._generator())
         return [torch.Generator().manual_seed(int(seed)) for seed in seeds]
 
-    def _new_network(self, x: Tensor, before: Networks, generator: torch.Generator) -> nn.Module:
+    def _new_network(self, x: Tensor, before: Networks, generator: torch.Generator) -> Headed:
         """A network for rows like ``x`` (n, ...), with weights drawn from ``generator``."""
         extractor = self._new_extractor(x.shape[1], generator)
         features = count_features(nn.Sequential(*before, extractor), x)
@@ -168,17 +169,12 @@ def without_head(network: nn.Module) -> nn.Sequential:
 
 
 def _warn_of_dead_units(networks: Networks, x: Tensor) -> None:
-    """Warn if most features of a trained network are constant: a large step can kill a ReLU for good.
-
-    Each of ``networks``, in evaluation mode, makes features of rows like ``x`` (n, ...).
-    """
+    """Warn if most features of a trained network are constant: a large step can kill a ReLU for good."""
     x = x[: limits.ROWS_CHECKED]
-    if bool((x == x[:1]).all()):
-        return
-    features = [outputs_of(network, x) for network in networks]
+    features = [outputs_of(without_head(network), x) for network in networks]
     alive, num = [int((own != own[:1]).any(0).sum()) for own in features], features[0].shape[1]
     bad = [count for count in alive if count < limits.FEATURES_ALIVE * num]
-    if not bad:
+    if not bad or bool((x == x[:1]).all()):
         return
     few = f"in {len(bad)} of {len(networks)} networks as few as {min(bad)} of {num} features differ"
     if len(networks) == 1:
