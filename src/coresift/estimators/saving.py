@@ -109,10 +109,9 @@ class Savable(BaseEstimator):  # type: ignore[misc]
         options = described["options"] | ({} if device is None else {"device": device})
         estimator = cls(network=network, **options)
         estimator._check_options()
-        estimator._restore_columns(described["n_features_in"], described["feature_names_in"])
-        estimator._restore_targets(described["targets"])
         tensors = _read_weights(path / _weights_file(described), str(estimator.device))
-        estimator._check_inputs(tensors)
+        estimator._restore_columns(described["n_features_in"], described["feature_names_in"], tensors)
+        estimator._restore_targets(described["targets"])
         estimator._restore(tensors, described["facts"])
         estimator._check_outputs()
         return estimator
@@ -131,18 +130,16 @@ class Savable(BaseEstimator):  # type: ignore[misc]
         if described["own_network"] and network is None:
             raise InputError(f"the model in {path} was fitted with its own network; pass network=")
 
-    def _restore_columns(self, number: Any, names: Any) -> None:
+    def _restore_columns(self, number: int, names: list[str], tensors: Mapping[str, Tensor]) -> None:
+        """Set the columns' number and names; raise if the weights are for others: a network may be huge."""
         self.n_features_in_ = check_integer(number, 1, "n_features_in")
+        means = [value for name, value in tensors.items() if re.fullmatch(r"\w+\.(\d+\.)?0\.mean", name)]
+        if self.network is None and any(mean.shape[-1] != number for mean in means):
+            raise ValueError(f"n_features_in is {number}, but the weights are for others")
         if names:
             self.feature_names_in_ = np.array(names, dtype=object)
             if self.feature_names_in_.shape != (number,):
                 raise ValueError(f"feature_names_in does not hold {number} names")
-
-    def _check_inputs(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise if weights are for another number of columns: a network for that many may be huge."""
-        for name, value in tensors.items() if self.network is None else ():
-            if re.fullmatch(r"\w+\.(\d+\.)?0\.mean", name) and value.shape[-1] != self.n_features_in_:
-                raise ValueError(f"n_features_in is {self.n_features_in_}, but the weights are for others")
 
     @abstractmethod
     def _described_targets(self) -> Any:

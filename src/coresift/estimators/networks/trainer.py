@@ -84,7 +84,7 @@ class Trainer:
         # One draw from each generator, so that a network's order of rows does not depend on the others.
         seeds = [int(torch.randint(2**62, (), generator=generator)) for generator in generators]
         # A step multiplies every weight by every row of its mini-batches.
-        rows = max(sizes) if objective.whole else max(max(self.mini_batches(size)) for size in sizes)
+        rows = max(sizes) if objective.whole else max(self.mini_batches(max(sizes)))
         data = data.to(stack.flat.device, stack.flat.dtype)
         epochs = self.num_epochs(sizes[0])
         with _noise_from(seeds[0], stack.flat.device), enough_threads(stack.flat.numel() * rows):

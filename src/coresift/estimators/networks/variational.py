@@ -53,7 +53,7 @@ class VariationalSoftmax(nn.Module):
 
     @property
     def noises(self) -> int:
-        """How many standard normal numbers the logits of one row need: C + R."""
+        """How many standard normal numbers the logits of one row need."""
         return self.classes + self.rank
 
     def forward(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
