@@ -171,9 +171,9 @@ def without_head(network: nn.Module) -> nn.Sequential:
 def _warn_of_dead_units(networks: Networks, x: Tensor) -> None:
     """Warn if most features of a trained network are constant: a large step can kill a ReLU for good."""
     x = x[: limits.ROWS_CHECKED]
-    features = [outputs_of(without_head(network), x) for network in networks]
-    alive, num = [int((own != own[:1]).any(0).sum()) for own in features], features[0].shape[1]
-    bad = [count for count in alive if count < limits.FEATURES_ALIVE * num]
+    features = torch.stack([outputs_of(without_head(network), x) for network in networks])  # (K, n, D)
+    alive, num = (features != features[:, :1]).any(1).sum(1), features.shape[2]
+    bad = alive[alive < limits.FEATURES_ALIVE * num].tolist()
     if not bad or bool((x == x[:1]).all()):
         return
     few = f"in {len(bad)} of {len(networks)} networks as few as {min(bad)} of {num} features differ"

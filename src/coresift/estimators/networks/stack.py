@@ -43,7 +43,7 @@ class Stack:
         self._networks = list(networks)
         self.template = copy.deepcopy(networks[0]).to(device=device, dtype=dtype)
         self._stacked: Any = getattr(self.template, "stacked", None)
-        self._norms = _batch_norms(self.template, frozen=False)
+        self._norms = list(_batch_norms(self.template, frozen=False).values())
         self._frozen_norms = list(_batch_norms(self.template, frozen=True).values())  # keep their statistics
         self.flat = _flat(networks).to(device, dtype)
         self.parameters = self._views(self.flat)
@@ -114,19 +114,16 @@ class Stack:
 
     def _settle_one(self, position: int, x: Tensor) -> None:
         """Compute the statistics of network ``position`` from its rows (n, ...), without noise."""
-        self.template.eval()
+        network = copy.deepcopy(self.template).eval()
         state = {name: value[position] for name, value in self._state.items()}
-        momenta = {name: layer.momentum for name, layer in self._norms.items()}
-        for name, layer in self._norms.items():
+        for name, layer in _batch_norms(network, frozen=False).items():
             layer.train()
             layer.momentum = None  # the plain mean over the parts
             if layer.num_batches_tracked is not None:
                 state[f"{name}.num_batches_tracked"].zero_()
         # Batch norm needs at least two rows.
         for part in x.tensor_split(max(1, len(x) // max(2, rows_per_pass(x.shape[1:])))):
-            functional_call(self.template, state, (part,))
-        for name, layer in self._norms.items():
-            layer.momentum = momenta[name]
+            functional_call(network, state, (part,))
 
     def __call__(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
         """Training-mode outputs: (S, n, ...) -> (S, n, ...); ``rows`` as in `MLP.stacked`."""
