@@ -28,9 +28,8 @@ from coresift.estimators.saving import Savable
 from coresift.threads import enough_threads
 from coresift.types import InputError
 
-# How many channels an image may have at most, if they might be confused with a height or width.
-_MOST_CHANNELS = 4
-_CHANNELS = (1, 3, 4)
+# Channels of an image, at most and usually; more might be a height or width.
+_MOST_CHANNELS, _CHANNELS = 4, (1, 3, 4)
 # Rows (n, ...) and targets.
 LabelledSet: TypeAlias = tuple[Tensor, Tensor]
 
@@ -226,10 +225,9 @@ class NetworkRegressor(RegressorMixin, NetworkEstimator):  # type: ignore[misc]
         rows = self._rows(X)
         with enough_threads(rows.numel()):
             predictive = self.posterior_.predictive(rows)
-            mean, std = (
-                value.double().cpu().numpy().reshape(len(rows), *self._target_shape)
-                for value in (predictive.mean, predictive.stddev)
-            )
+            shape = (len(rows), *self._target_shape)
+            both = (predictive.mean, predictive.stddev)
+            mean, std = (value.double().cpu().numpy().reshape(shape) for value in both)
         return (mean, std) if return_std else mean
 
     def _learn_targets(self, targets: Any) -> Tensor:

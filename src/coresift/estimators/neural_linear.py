@@ -147,24 +147,21 @@ class NeuralLinearRegressor(NetworkRegressor):
     def _train(self, tasks: Sequence[_Task], level: int) -> list[_Fit]:
         """Train the networks side by side, with the regularisation of that level."""
         generators = [torch.Generator().manual_seed(task.seed) for task in tasks]
-        scales = [[Standardise.of(values) for values in task.labelled] for task in tasks]
-        data = [
-            (scale_x(x), scale_y(y))
-            for (scale_x, scale_y), (_, _, (x, y), _) in zip(scales, tasks, strict=True)
-        ]
-        inputs = data[0][0].shape[1]
-        networks = [self._new_extractor(inputs, generator) for generator in generators]
-        count_features(networks[0], data[0][0])  # raises if its outputs are no features
+        sets = [task.labelled for task in tasks]
+        scales = [(Standardise.of(x), Standardise.of(y)) for x, y in sets]
+        data = [(of_x(x), of_y(y)) for (of_x, of_y), (x, y) in zip(scales, sets, strict=True)]
+        rows = data[0][0]
+        networks = [self._new_extractor(rows.shape[1], generator) for generator in generators]
+        count_features(networks[0], rows)  # raises if its outputs are no features
         stack = Stack(networks, self.device)
         trainer = replace(self._trainer(), decay_gains=level == 2)
         objective = ExactLastLayer(*self._prior, alone=level > 0)
         trainer.train(stack, objective, LabelledStack.of(data), generators)
         stack.cpu()  # the rest is done network by network, too little at a time for a GPU
         fits = []
-        for position, (task, (scale_x, scale_y)) in enumerate(zip(tasks, scales, strict=True)):
-            x, y = task.labelled
-            network = nn.Sequential(scale_x, stack.member(position), AppendOne()).eval()
-            fits.append(_Fit(network, self._last_layers(outputs_of(network, x), y, scale_y)))
+        for position, ((x, y), (of_x, of_y)) in enumerate(zip(sets, scales, strict=True)):
+            network = nn.Sequential(of_x, stack.member(position), AppendOne()).eval()
+            fits.append(_Fit(network, self._last_layers(outputs_of(network, x), y, of_y)))
         return fits
 
     @property

@@ -41,7 +41,7 @@ class LabelledStack:
     @classmethod
     def of(cls, sets: Sequence[tuple[Tensor, Tensor]]) -> LabelledStack:
         """Stack labelled sets (x, y) of any sizes."""
-        x, y = (pad_sequence(values, batch_first=True) for values in zip(*sets, strict=True))
+        x, y = (pad_sequence(list(values), batch_first=True) for values in zip(*sets, strict=True))
         return cls(x, y, torch.tensor([len(x) for x, _ in sets]))
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> LabelledStack:

@@ -55,10 +55,8 @@ class Stack:
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         own = dict(self.template.named_parameters())
         parts = torch.split(flat, [value.numel() for value in own.values()], 1)
-        return {
-            name: part.view(len(flat), *value.shape).detach().requires_grad_()
-            for (name, value), part in zip(own.items(), parts, strict=True)
-        }
+        views = [part.view(len(flat), *value.shape) for value, part in zip(own.values(), parts, strict=True)]
+        return {name: view.detach().requires_grad_() for name, view in zip(own, views, strict=True)}
 
     @property
     def _state(self) -> dict[str, Tensor]:
