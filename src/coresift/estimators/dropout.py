@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
@@ -17,18 +17,17 @@ from torch.distributions import Distribution
 from coresift import limits
 from coresift.checks import check_choice, check_integer, check_positive
 from coresift.errors import shown
+from coresift.estimators.base import NetworkClassifier
 from coresift.estimators.networks.extractors import seeded
 from coresift.estimators.networks.losses import Likelihood
-from coresift.estimators.stacked import SampledEstimator, StackedClassifier, StackedRegressor
+from coresift.estimators.stacked import Networks, StackedEstimator, StackedRegressor
 from coresift.posteriors.network import input_tensor, rows_per_pass
 from coresift.posteriors.samples import by_blocks, categorical, gaussian, mixture, own_generator
 from coresift.types import InputError
 
-# Layers that drop whole channels; a plain Dropout drops single units.
-_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_DROPOUT = (nn.Dropout, *_CHANNELS)
-# Units of the hidden layers of the estimators' default network.
-_WIDTH = 30
+_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # drop whole channels
+_DROPOUT = (nn.Dropout, *_CHANNELS)  # a plain one drops single units
+_WIDTH = 30  # of the hidden layers of the estimators' default network
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +71,9 @@ class DropoutPosterior:
             )
         num_predictive = check_integer(self.num_predictive, 1, "num_predictive")
         object.__setattr__(self, "num_predictive", num_predictive)
-        self._check_likelihood()
-
-    def _check_likelihood(self) -> None:
-        if isinstance(self.likelihood, str) and self.likelihood not in ("classes", "gaussian"):
+        if not callable(self.likelihood) and self.likelihood not in ("classes", "gaussian"):
             raise InputError(
-                f"likelihood is {self.likelihood!r}, expected 'classes', 'gaussian' or a function"
+                f"likelihood is {shown(self.likelihood)}, expected 'classes', 'gaussian' or a function"
             )
         if (self.likelihood == "gaussian") != (self.noise_variance is not None):
             raise InputError("likelihood='gaussian' needs noise_variance=, and no other likelihood takes it")
@@ -96,18 +92,17 @@ class DropoutPosterior:
 
     def conditional(self, x: Tensor, theta: Tensor) -> Distribution:
         outputs = self.outputs(x, theta)
-        if self.likelihood == "classes":
-            if outputs.shape[-1] < 2:
-                raise InputError(
-                    "likelihood 'classes' needs an output for each class, the network has one; for a single "
-                    "logit pass a function, such as lambda outputs: Bernoulli(logits=outputs[..., 0])"
-                )
-            return categorical(outputs)
+        if callable(self.likelihood):
+            return self.likelihood(outputs)
         if self.noise_variance is not None:
             mean = outputs.reshape(*outputs.shape[:2], -1)
             return gaussian(mean, torch.full_like(mean, self.noise_variance**0.5))
-        assert callable(self.likelihood)
-        return self.likelihood(outputs)
+        if outputs.shape[-1] < 2:
+            raise InputError(
+                "likelihood 'classes' needs an output for each class, the network has one; for a single "
+                "logit pass a function, such as lambda outputs: Bernoulli(logits=outputs[..., 0])"
+            )
+        return categorical(outputs)
 
     def predictive(self, x: Tensor) -> Distribution:
         numbers = self.num_predictive * self.outputs(x[:1], self._seeds[:1]).numel()
@@ -133,8 +128,7 @@ class DropoutPosterior:
                 outputs: Tensor = self.network(x)
                 return outputs
 
-        try:
-            # The layers before the first dropout layer are computed once for all samples.
+        try:  # what comes before the first dropout layer is computed once for all samples
             outputs: Tensor = torch.vmap(single)(*masks)
         except RuntimeError:  # a network that torch cannot vectorise
             outputs = torch.stack([single(*own) for own in zip(*masks, strict=True)])
@@ -162,15 +156,11 @@ class DropoutPosterior:
     @contextmanager
     def _hooked(self, change: Callable[[nn.Module, Tensor], Tensor]) -> Iterator[None]:
         """Apply ``change`` to every dropout layer's output, which is its input in evaluation mode."""
-        hooks = [
-            layer.register_forward_hook(lambda layer, _, output: change(layer, output))
-            for layer in self._layers
-        ]
-        try:
+        with ExitStack() as hooks:
+            for layer in self._layers:
+                hook = layer.register_forward_hook(lambda layer, _, output: change(layer, output))
+                hooks.callback(hook.remove)
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     @cached_property
     def _layers(self) -> list[nn.Module]:
@@ -182,7 +172,7 @@ class DropoutPosterior:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class _Dropout(SampledEstimator):
+class _Dropout(StackedEstimator):
     """What the estimators share: one network, with dropout before its head."""
 
     posterior_type = DropoutPosterior
@@ -199,23 +189,22 @@ class _Dropout(SampledEstimator):
         check_choice(self.where, ("all", "last"), "where")
 
     def _new_extractor(self, inputs: int, generator: torch.Generator) -> nn.Module:
-        if self.network is None:
-            # No batch norm: if sets of several sizes are fitted together, its statistics would see padding.
-            with seeded(generator):
-                first, second = nn.Linear(inputs, _WIDTH), nn.Linear(_WIDTH, _WIDTH)
-            extractor: nn.Module = nn.Sequential(
-                first, nn.ReLU(), nn.Dropout(self.dropout), second, nn.ReLU()
-            )
-        else:
-            extractor = super()._new_extractor(inputs, generator)
+        own = self.network is not None
+        extractor = super()._new_extractor(inputs, generator) if own else self._plain(inputs, generator)
         if self.where == "last":
             _remove_dropout(extractor)
         return nn.Sequential(extractor, nn.Dropout(self.dropout))
 
-    def _posterior(self, networks: Sequence[nn.Module], likelihood: Likelihood) -> DropoutPosterior:
+    def _plain(self, inputs: int, generator: torch.Generator) -> nn.Module:
+        """No batch norm: if sets of several sizes are fitted together, its statistics would see padding."""
+        with seeded(generator):
+            first, second = nn.Linear(inputs, _WIDTH), nn.Linear(_WIDTH, _WIDTH)
+        return nn.Sequential(first, nn.ReLU(), nn.Dropout(self.dropout), second, nn.ReLU())
+
+    def _new_posterior(self, networks: Networks, likelihood: Likelihood, *_: Tensor) -> DropoutPosterior:
         return DropoutPosterior(networks[0], likelihood, num_predictive=self.num_predictive)
 
-    def _networks(self) -> Sequence[nn.Module]:
+    def _networks(self) -> Networks:
         return [self.posterior_.network]
 
 
@@ -228,8 +217,7 @@ class DropoutRegressor(StackedRegressor, _Dropout):
 
     Parameters
     ----------
-    network : the layers below the last, linear one, see `NeuralLinearClassifier`; by default without batch
-        norm.
+    network : the layers below the last one, see `NeuralLinearClassifier`; by default without batch norm.
     dropout : the probability with which a unit is dropped.
     where : "all" for dropout after every hidden layer, "last" for dropout only before the last layer. A
         network of the user's gets one before the last layer; "all" keeps the dropout layers that it has,
@@ -251,7 +239,7 @@ class DropoutRegressor(StackedRegressor, _Dropout):
     """
 
 
-class DropoutClassifier(StackedClassifier, _Dropout):
+class DropoutClassifier(NetworkClassifier, _Dropout):
     """Classification with Monte Carlo dropout: class probabilities are averaged over masks.
 
     Trained by the cross-entropy of mini-batches. Inputs are standardised inside.
@@ -262,8 +250,7 @@ class DropoutClassifier(StackedClassifier, _Dropout):
 
     Attributes
     ----------
-    classes_ : (C,) the labels, in the order of ``predict_proba``'s columns; after ``fit_many``, those of all
-        sets.
+    classes_ : the labels, in the order of ``predict_proba``'s columns; after ``fit_many``, those of all sets.
     posterior_ : for `coresift.select`, a `DropoutPosterior`.
 
     >>> import numpy as np
@@ -286,7 +273,7 @@ def _draw(layers: list[tuple[nn.Module, torch.Size]], seed: int) -> list[Tensor]
     generator = torch.Generator().manual_seed(seed)
     masks = []
     for layer, row in layers:
-        shape = (row[0], *(1 for _ in row[1:])) if isinstance(layer, _CHANNELS) else row
+        shape = (row[0], *[1] * (len(row) - 1)) if isinstance(layer, _CHANNELS) else row
         rate = float(layer.p)  # type: ignore[arg-type]
         kept = torch.rand(shape, generator=generator) >= rate
         masks.append(kept / (1 - rate) if rate < 1 else kept.float())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from coresift.estimators.base import SeveralMembers
+from coresift.estimators.base import NetworkClassifier
 from coresift.estimators.networks.losses import Likelihood
-from coresift.estimators.stacked import SampledEstimator, StackedClassifier, StackedRegressor
+from coresift.estimators.stacked import Networks, StackedEstimator, StackedRegressor
 from coresift.posteriors.network import outputs_of
 from coresift.posteriors.samples import by_blocks, choose, mixture
 
@@ -52,17 +52,17 @@ class EnsemblePosterior:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class _Ensemble(SeveralMembers, SampledEstimator):
+class _Ensemble(StackedEstimator):
     """What ensembles share."""
 
     posterior_type = EnsemblePosterior
 
     num_members: int = 20
 
-    def _posterior(self, networks: Sequence[nn.Module], likelihood: Likelihood) -> EnsemblePosterior:
+    def _new_posterior(self, networks: Networks, likelihood: Likelihood, *_: Tensor) -> EnsemblePosterior:
         return EnsemblePosterior(tuple(networks), likelihood)
 
-    def _networks(self) -> Sequence[nn.Module]:
+    def _networks(self) -> Networks:
         return list(self.posterior_.members)
 
 
@@ -102,7 +102,7 @@ class EnsembleRegressor(StackedRegressor, _Ensemble):
     weight_decay: float = 1.0
 
 
-class EnsembleClassifier(StackedClassifier, _Ensemble):
+class EnsembleClassifier(NetworkClassifier, _Ensemble):
     """Classification with a deep ensemble: each member predicts class probabilities, and they are averaged.
 
     Members are trained by the cross-entropy of mini-batches, all side by side on the same data, each from its
@@ -114,8 +114,7 @@ class EnsembleClassifier(StackedClassifier, _Ensemble):
 
     Attributes
     ----------
-    classes_ : (C,) the labels, in the order of ``predict_proba``'s columns; after ``fit_many``, those of all
-        sets.
+    classes_ : the labels, in the order of ``predict_proba``'s columns; after ``fit_many``, those of all sets.
     posterior_ : for `coresift.select`; its samples are the members.
 
     >>> import numpy as np

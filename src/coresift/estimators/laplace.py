@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from coresift import limits
 from coresift.checks import check_choice, check_finite, check_positive, check_shape
-from coresift.estimators.networks import Objective, Stack
+from coresift.estimators.base import LabelledSet, NetworkClassifier
 from coresift.estimators.networks.layers import AppendOne, substate
 from coresift.estimators.networks.losses import LEAST_VARIANCE, GaussianOutputs, Likelihood, SquaredError
-from coresift.estimators.saving import head_tensors
-from coresift.estimators.stacked import StackedClassifier, StackedEstimator, StackedRegressor
+from coresift.estimators.saving import State, head_tensors
+from coresift.estimators.stacked import HEAD, Networks, StackedEstimator, StackedRegressor
 from coresift.pool import Pool, PoolLike, as_array, as_pool, read
 from coresift.posteriors.linear import LinearPosterior
 from coresift.posteriors.network import NetworkPosterior, outputs_of
@@ -27,8 +27,6 @@ from coresift.types import InputError
 # The variance of a logit under the default prior: large enough for every probability from doubt to certainty.
 # A flat prior fails: where a trained softmax is certain, its curvature vanishes and bounds no weights.
 _PRIOR_VARIANCE = 10.0
-# The name of the last layer in the estimators' networks, which begin with standardisation.
-_HEAD = "1.head"
 # Features (n, D) of the labelled rows in float64, and their labels.
 _Blocks: TypeAlias = Iterable[tuple[Tensor, Tensor | None]]
 
@@ -79,20 +77,25 @@ def laplace_posterior(
         prior_precision = float(prior_precision)
     rows = as_pool(x)
     targets = None if y is None else _targets(y, len(rows), task)
+    if task == "regression" and noise_variance is None and targets is None:
+        raise InputError("regression needs y, or noise_variance=")
     network = copy.deepcopy(network).eval()
     extractor, weights = _split(network, last_layer)
     blocks = _features(network, last_layer, extractor, weights, rows, targets)
     with torch.no_grad():
         if task == "classification":
             return NetworkPosterior(extractor, _softmax_layer(blocks, weights, prior_precision))
-        if noise_variance is None and targets is None:
-            raise InputError("regression needs y, or noise_variance=")
         return NetworkPosterior(extractor, _linear_layer(blocks, weights, prior_precision, noise_variance))
 
 
 def _split(network: nn.Module, last_layer: str) -> tuple[nn.Module, Tensor]:
     """Split a network into rows (n, ...) -> features (n, D), and the last weights (C, D), the bias last."""
-    layer = _find_linear(network, last_layer)
+    layers = dict(network.named_modules())
+    layer = layers.get(last_layer)
+    if not isinstance(layer, nn.Linear):
+        names = ", ".join(repr(name) for name, value in layers.items() if isinstance(value, nn.Linear))
+        what = "there is no layer" if layer is None else f"there is a {type(layer).__name__}, no nn.Linear,"
+        raise InputError(f"{what} {last_layer!r} in the network; its linear layers are {names or 'none'}")
     extractor, weights = _LayerInput(network, layer), layer.weight.detach().double()
     if layer.bias is None:
         return extractor, weights
@@ -101,22 +104,16 @@ def _split(network: nn.Module, last_layer: str) -> tuple[nn.Module, Tensor]:
 
 
 def _features(
-    network: nn.Module,
-    last_layer: str,
-    extractor: nn.Module,
-    weights: Tensor,
-    rows: Pool,
-    targets: Tensor | None,
+    network: nn.Module, last_layer: str, extractor: nn.Module, weights: Tensor, x: Pool, y: Tensor | None
 ) -> _Blocks:
     """Yield the features and labels of a block of rows; check that the network ends with the layer."""
-    for block in read(rows, limits.LAPLACE_ROWS):
+    for block in read(x, limits.LAPLACE_ROWS):
         features = outputs_of(extractor, block.x).double()
         wanted = (len(block), weights.shape[1])
         check_shape(features, wanted, f"the input of layer {last_layer!r}, as rows,")
         if block.start == 0:
             _check_last(outputs_of(network, block.x), features @ weights.mT, last_layer)
-        labels = None if targets is None else targets[block.start :][: len(block)].to(features.device)
-        yield features, labels
+        yield features, None if y is None else y[block.start :][: len(block)].to(features.device)
 
 
 def _targets(y: Any, num: int, task: str) -> Tensor:
@@ -149,8 +146,7 @@ def _softmax_layer(blocks: _Blocks, weights: Tensor, prior_precision: float | No
     diagonal = precision.view(classes, size, classes, size).diagonal(dim1=0, dim2=2)  # (D, D, C), a view
     squares, num = 0.0, 0
     for features, labels in blocks:
-        if labels is not None:
-            _check_classes(labels, classes)
+        _check_classes(labels, classes)
         probs = (features @ weights.mT).softmax(1)
         joint = (probs.unsqueeze(2) * features.unsqueeze(1)).flatten(1)  # (n, C D)
         precision -= joint.mT @ joint
@@ -159,9 +155,8 @@ def _softmax_layer(blocks: _Blocks, weights: Tensor, prior_precision: float | No
         squares, num = squares + float(features.square().sum()), num + len(features)
     _add_prior(precision, prior_precision, squares / num / _PRIOR_VARIANCE, "the last layer's inputs")
     factor = torch.linalg.cholesky(precision)
-    identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
     # With precision = F F^T the covariance is F^-T F^-1: its factor's columns are the rows of F^-1.
-    inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
+    inverse = torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
     return SoftmaxPosterior(weights, torch.zeros_like(weights), inverse.view(-1, classes, size))
 
 
@@ -175,9 +170,9 @@ def _linear_layer(
     gram, squared_error, num = mean.new_zeros(len(mean), len(mean)), 0.0, 0
     for features, targets in blocks:
         gram += features.mT @ features
-        num += len(features)
         if targets is not None:
             squared_error += float((targets - features @ mean).square().sum())
+            num += len(features)
     noise_variance = squared_error / num if noise_variance is None else noise_variance
     check_positive(noise_variance, "noise_variance")
     precision = gram / noise_variance
@@ -214,24 +209,12 @@ class _LayerInput(nn.Module):
         return seen[0]
 
 
-def _find_linear(network: nn.Module, name: str) -> nn.Linear:
-    """Return the linear layer of that name, or raise an error that lists the linear layers."""
-    layers = dict(network.named_modules())
-    layer = layers.get(name)
-    if isinstance(layer, nn.Linear):
-        return layer
-    names = ", ".join(repr(other) for other, value in layers.items() if isinstance(value, nn.Linear))
-    what = "there is no layer" if layer is None else f"there is a {type(layer).__name__}, no nn.Linear,"
-    raise InputError(f"{what} {name!r} in the network; its linear layers are {names or 'none'}")
-
-
 def _check_last(outputs: Tensor, logits: Tensor, last_layer: str) -> None:
     """Raise unless the network's outputs are the layer's, up to a softmax."""
-    several = logits.shape[1] > 1
-    for expected in (logits, logits.log_softmax(1), logits.softmax(1)) if several else (logits,):
-        if outputs.numel() == expected.numel() and torch.allclose(
-            outputs.double().view_as(expected), expected, rtol=1e-2, atol=1e-2
-        ):
+    ends = [logits, logits.log_softmax(1), logits.softmax(1)] if logits.shape[1] > 1 else [logits]
+    if outputs.numel() == logits.numel():
+        seen = outputs.double().view_as(logits)
+        if any(torch.allclose(seen, expected, rtol=1e-2, atol=1e-2) for expected in ends):
             return
     raise InputError(
         f"the network's outputs, of shape {tuple(outputs.shape)}, are not those of layer {last_layer!r}, of "
@@ -239,7 +222,9 @@ def _check_last(outputs: Tensor, logits: Tensor, last_layer: str) -> None:
     )
 
 
-def _check_classes(labels: Tensor, classes: int) -> None:
+def _check_classes(labels: Tensor | None, classes: int) -> None:
+    if labels is None:
+        return
     wrong = labels[(labels < 0) | (labels >= classes) | (labels != labels.round())]
     if len(wrong):
         raise InputError(f"y holds {wrong[0].item()}, but the network's classes are 0 to {classes - 1}")
@@ -259,16 +244,15 @@ class _Laplace(StackedEstimator):
         if self.prior_precision is not None:
             check_positive(self.prior_precision, "prior_precision")
 
-    def _networks(self) -> Sequence[nn.Module]:
-        features: Any = self.posterior_.network
-        return [features[0].network]  # the whole network, inside the layer that gives the head's input
+    def _networks(self) -> Networks:
+        return [self.posterior_.network[0].network]  # inside the layer that gives the head's input
 
-    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _fitted_state(self) -> State:
         tensors, facts = super()._fitted_state()
         return tensors | head_tensors(self.posterior_.head), facts
 
     def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        extractor, _ = _split(self._restored_networks(tensors)[0], _HEAD)
+        extractor, _ = _split(self._restored_networks(tensors)[0], HEAD)
         head = self._head_type(**substate(tensors, "head."), **facts)
         self.posterior_ = NetworkPosterior(extractor, head)
 
@@ -299,59 +283,39 @@ class LaplaceRegressor(_Laplace, StackedRegressor):
     ((40,), True)
     """
 
-    _head_type = LinearPosterior
+    _head_type, _loss = LinearPosterior, SquaredError
+    _outputs_per_target = 1
+    _target_checks: ClassVar[dict[str, bool]] = {"multi_output": False, "y_numeric": True}
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = False
-        return tags
-
-    def _validated(self, X: Any, y: Any, **checks: Any) -> tuple[Tensor, Tensor]:
+    def _validated(self, X: Any, y: Any) -> LabelledSet:
         shape = as_array(y).shape
         if len(shape) > 1 and shape[1] > 1:
             raise InputError(
                 f"y has shape {shape}, but LaplaceRegressor is for one output; fit one for each, or "
                 "use NeuralLinearRegressor"
             )
-        return super()._validated(X, y, multi_output=False, **checks)
+        return super()._validated(X, y)
 
-    def _num_outputs(self) -> int:
-        return 1
-
-    def _objective(self, stack: Stack, generators: Sequence[torch.Generator]) -> Objective:
-        return SquaredError()
-
-    def _set_posterior(
-        self, networks: Sequence[nn.Module], likelihood: Likelihood, x: Tensor, y: Tensor
-    ) -> None:
-        (network,) = networks
-        y = y.to(self.device)
-        noise = float((outputs_of(network, x) - y).square().mean())
-        posterior = laplace_posterior(
-            network,
-            _HEAD,
-            x,
-            y,
-            task="regression",
-            prior_precision=self.prior_precision,
-            noise_variance=max(noise, LEAST_VARIANCE),
-        )
-        head = posterior.head
-        assert isinstance(head, LinearPosterior)
-        assert isinstance(likelihood, GaussianOutputs)
-        std = float(likelihood.std)
+    def _new_posterior(
+        self, networks: Networks, likelihood: Likelihood, *labelled: Tensor
+    ) -> NetworkPosterior:
+        (network,), (x, y) = networks, labelled
+        noise = max(float((outputs_of(network, x) - y.to(self.device)).square().mean()), LEAST_VARIANCE)
+        options = {"prior_precision": self.prior_precision, "noise_variance": noise}
+        posterior = laplace_posterior(network, HEAD, x, y, task="regression", **options)
+        head, scale = cast(LinearPosterior, posterior.head), cast(GaussianOutputs, likelihood)
+        std = float(scale.std)
         mean = head.mean * std
-        mean[-1] += float(likelihood.mean)  # the constant's weight
+        mean[-1] += float(scale.mean)  # the constant's weight
         head = LinearPosterior(mean, head.covariance * std**2, head.noise_variance * std**2)
-        self.posterior_ = replace(posterior, head=head)
+        return replace(posterior, head=head)
 
-    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _fitted_state(self) -> State:
         tensors, _ = super()._fitted_state()
-        head: Any = self.posterior_.head
-        return tensors, {"noise_variance": head.noise_variance}
+        return tensors, {"noise_variance": self.posterior_.head.noise_variance}
 
 
-class LaplaceClassifier(_Laplace, StackedClassifier):
+class LaplaceClassifier(NetworkClassifier, _Laplace):
     """Classification with a network trained by cross-entropy, and Laplace's approximation on its last layer.
 
     Inputs are standardised inside.
@@ -363,8 +327,7 @@ class LaplaceClassifier(_Laplace, StackedClassifier):
 
     Attributes
     ----------
-    classes_ : (C,) the labels, in the order of ``predict_proba``'s columns; after ``fit_many``, those of all
-        sets.
+    classes_ : the labels, in the order of ``predict_proba``'s columns; after ``fit_many``, those of all sets.
     posterior_ : for `coresift.select`.
 
     >>> x = torch.linspace(-1, 1, 40)[:, None].numpy()
@@ -376,12 +339,12 @@ class LaplaceClassifier(_Laplace, StackedClassifier):
 
     _head_type = SoftmaxPosterior
 
-    def _num_outputs(self) -> int:
+    def _num_targets(self) -> int:
         if len(self.classes_) < 2:
             raise InputError(f"y holds one class, {self.classes_[0]!r}, expected at least two")
-        return len(self.classes_)
+        return super()._num_targets()
 
-    def _set_posterior(
-        self, networks: Sequence[nn.Module], likelihood: Likelihood, x: Tensor, y: Tensor
-    ) -> None:
-        self.posterior_ = laplace_posterior(networks[0], _HEAD, x, y, prior_precision=self.prior_precision)
+    def _new_posterior(
+        self, networks: Networks, likelihood: Likelihood, *labelled: Tensor
+    ) -> NetworkPosterior:
+        return laplace_posterior(networks[0], HEAD, *labelled, prior_precision=self.prior_precision)

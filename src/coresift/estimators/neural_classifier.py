@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 from coresift.checks import check_integer
 from coresift.errors import InputError, shown
+from coresift.estimators.base import NetworkClassifier
 from coresift.estimators.networks import Objective, Stack
-from coresift.estimators.networks.extractors import count_features
-from coresift.estimators.networks.layers import AppendOne, Headed, Standardise, substate
+from coresift.estimators.networks.layers import AppendOne, substate
 from coresift.estimators.networks.losses import Likelihood
 from coresift.estimators.networks.variational import EvidenceLowerBound, VariationalSoftmax
-from coresift.estimators.saving import head_tensors, network_tensors
-from coresift.estimators.stacked import StackedClassifier, without_head
+from coresift.estimators.saving import State, head_tensors, network_tensors
+from coresift.estimators.stacked import HEAD, Networks, StackedEstimator, without_head
 from coresift.posteriors.network import NetworkPosterior
 from coresift.posteriors.softmax import SoftmaxPosterior
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class NeuralLinearClassifier(StackedClassifier):
+class NeuralLinearClassifier(NetworkClassifier, StackedEstimator):
     """Classification with a network's features and a Bayesian softmax layer on top.
 
     Network and layer are trained together by the evidence lower bound, with local reparametrisation (paper,
@@ -87,18 +87,13 @@ class NeuralLinearClassifier(StackedClassifier):
     def _generators(self) -> list[torch.Generator]:
         return [self._generator()]
 
-    def _new_network(self, x: Tensor, scale: Standardise, generator: torch.Generator) -> nn.Module:
-        extractor = self._new_prepared(x, scale, generator)
-        features = count_features(extractor, x) + 1  # the constant
-        classes = len(self.classes_)
-        head = VariationalSoftmax(features, classes, self._rank(features * classes), generator)
-        return Headed(extractor, head)
+    def _new_head(self, features: int, generator: torch.Generator) -> nn.Module:
+        features, classes = features + 1, len(self.classes_)  # with the constant
+        return VariationalSoftmax(features, classes, self._rank(features * classes), generator)
 
     def _rank(self, size: int) -> int:
         """How many factors the covariance of ``size`` weights has in addition to the diagonal."""
-        if isinstance(self.covariance, str) and self.covariance in ("diagonal", "full"):
-            return size if self.covariance == "full" else 0
-        number: Any = self.covariance
+        number: Any = {"diagonal": 0, "full": size}.get(str(self.covariance), self.covariance)
         if isinstance(number, bool) or not isinstance(number, Integral) or number < 0:
             raise InputError(
                 f"covariance is {shown(number)}, expected 'diagonal', 'full' or a number of factors"
@@ -109,21 +104,16 @@ class NeuralLinearClassifier(StackedClassifier):
         seeds = [int(torch.randint(2**62, (), generator=generator)) for generator in generators]
         return EvidenceLowerBound(stack, [torch.Generator().manual_seed(seed) for seed in seeds])
 
-    def _set_posterior(
-        self, networks: Sequence[nn.Module], likelihood: Likelihood, x: Tensor, y: Tensor
-    ) -> None:
-        _, trained = networks[0].children()
-        assert isinstance(trained, Headed)
-        assert isinstance(trained.head, VariationalSoftmax)
-        head = trained.head.posterior(self.num_predictive)
-        network = nn.Sequential(*without_head(networks[0]), AppendOne()).to(head.mean.device).eval()
-        self.posterior_ = NetworkPosterior(network, head)
+    def _new_posterior(self, networks: Networks, likelihood: Likelihood, *_: Tensor) -> NetworkPosterior:
+        head: Any = networks[0].get_submodule(HEAD)
+        posterior = head.posterior(self.num_predictive)
+        network = nn.Sequential(*without_head(networks[0]), AppendOne()).to(posterior.mean.device).eval()
+        return NetworkPosterior(network, posterior)
 
-    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _fitted_state(self) -> State:
         return network_tensors(self.posterior_) | head_tensors(self.posterior_.head), {}
 
     def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        extractor = self._new_extractor(self.n_features_in_, torch.Generator())
-        network = self._restored_network(substate(tensors, "network."), extractor, AppendOne())
+        network = self._restored_network(substate(tensors, "network."))
         head = SoftmaxPosterior(**substate(tensors, "head."), num_predictive=self.num_predictive)
         self.posterior_ = NetworkPosterior(network, head)

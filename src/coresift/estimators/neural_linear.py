@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, cast
 
 import torch
 from scipy.optimize import minimize_scalar
@@ -15,12 +15,12 @@ from torch.distributions import Distribution, Independent, Normal, StudentT
 
 from coresift.checks import check_integer, check_positive
 from coresift.errors import InputError
-from coresift.estimators.base import NetworkRegressor, SeveralMembers
+from coresift.estimators.base import LabelledSet, NetworkRegressor
 from coresift.estimators.networks import LabelledStack, Stack
 from coresift.estimators.networks.extractors import count_features
 from coresift.estimators.networks.layers import AppendOne, Standardise, substate
 from coresift.estimators.networks.losses import ExactLastLayer
-from coresift.estimators.saving import network_tensors
+from coresift.estimators.saving import State, network_tensors
 from coresift.posteriors.linear import BayesianLinearRegression, NormalInverseGammaPosterior
 from coresift.posteriors.network import MixedHeads, NetworkPosterior, SideBySide, outputs_of
 
@@ -33,8 +33,15 @@ class _Task(NamedTuple):
 
     number: int  # of the labelled set
     seed: int
-    labelled: tuple[Tensor, Tensor]
-    left_out: tuple[Tensor, Tensor] | None = None
+    labelled: LabelledSet
+    left_out: LabelledSet | None = None
+
+
+class _Fit(NamedTuple):
+    """A trained network: rows (n, ...) -> features (n, D), and a last layer for each output."""
+
+    network: nn.Module
+    heads: list[NormalInverseGammaPosterior]
 
 
 class _Calibration(NamedTuple):
@@ -46,7 +53,7 @@ class _Calibration(NamedTuple):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class NeuralLinearRegressor(NetworkRegressor, SeveralMembers):
+class NeuralLinearRegressor(NetworkRegressor):
     """Regression with a network's features and exact Bayesian linear regression on top.
 
     The network is trained by the predictive log density of mini-batches, given the last layer's posterior on
@@ -72,9 +79,7 @@ class NeuralLinearRegressor(NetworkRegressor, SeveralMembers):
         labels, to measure the error on labels that a network has not seen; the noise variance is scaled
         accordingly. Several members share the factor found for single networks. Zero for none, as in the
         paper; there is none if a fold would have fewer than four labels.
-    random_state : seed of weights and shuffling.
-    device : where to train, "cpu" or "cuda".
-    progress : show a bar on a terminal once training has taken two seconds.
+    random_state, device, progress : see `NeuralLinearClassifier`.
 
     Attributes
     ----------
@@ -90,6 +95,7 @@ class NeuralLinearRegressor(NetworkRegressor, SeveralMembers):
 
     posterior_type = NetworkPosterior
 
+    num_members: int = 1
     epochs: int = 1000
     weight_decay: float = 1.0
     prior_variance: float = 1.0
@@ -109,22 +115,18 @@ class NeuralLinearRegressor(NetworkRegressor, SeveralMembers):
                 raise InputError(f"regularisation is {level}, expected 0, 1, 2 or None")
 
     @staticmethod
-    def _fit_together(
-        estimators: Sequence[NeuralLinearRegressor], sets: Sequence[tuple[Tensor, Tensor]]
-    ) -> None:
+    def _fit_together(estimators: Sequence[NeuralLinearRegressor], sets: Sequence[LabelledSet]) -> None:
         first, seeds = estimators[0], [estimator._generator().initial_seed() for estimator in estimators]
         chosen = first._calibrated(sets, seeds)
+        members = range(first._num_networks)
         for level in sorted({own.level for own in chosen}):
-            tasks = [
-                _Task(number, seeds[number] + k, sets[number])  # one member is the first of several
-                for number, own in enumerate(chosen)
-                for k in range(first._num_networks)
-                if own.level == level
-            ]
+            numbers = [number for number, own in enumerate(chosen) if own.level == level]
+            # One member is the first of several.
+            tasks = [_Task(number, seeds[number] + k, sets[number]) for number in numbers for k in members]
             for number, fits in _by_set(tasks, first._train(tasks, level)).items():
                 estimators[number]._set_posterior([_scaled(fit, chosen[number].factors) for fit in fits])
 
-    def _calibrated(self, sets: Sequence[tuple[Tensor, Tensor]], seeds: Sequence[int]) -> list[_Calibration]:
+    def _calibrated(self, sets: Sequence[LabelledSet], seeds: Sequence[int]) -> list[_Calibration]:
         """Choose each set's regularisation, and the factors by which its noise variance is underestimated.
 
         A flexible network fits part of the noise, which the last layer alone cannot detect. Therefore more
@@ -136,65 +138,58 @@ class NeuralLinearRegressor(NetworkRegressor, SeveralMembers):
         folds = _make_folds(sets, seeds, int(self.calibration_folds))
         levels = (0, 1, 2) if self.regularisation is None else (self.regularisation,)
         for level in levels if folds else ():
-            fits = self._train(folds, level)
-            predicted = [_predicted(fit, fold) for fit, fold in zip(fits, folds, strict=True)]
-            for number, by_fold in _by_set(folds, predicted).items():
+            predicted = map(_predicted, self._train(folds, level), folds)
+            for number, by_fold in _by_set(folds, list(predicted)).items():
                 best[number] = min(best[number], _calibration(level, by_fold))
         return best
 
-    def _train(self, tasks: Sequence[_Task], level: int) -> list[NetworkPosterior]:
+    def _train(self, tasks: Sequence[_Task], level: int) -> list[_Fit]:
         """Train the networks side by side, with the regularisation of that level."""
-        scales, data, networks, generators = [], [], [], []
-        for task in tasks:
-            (x, y), generator = task.labelled, torch.Generator().manual_seed(task.seed)
-            scale_x, scale_y = Standardise.of(x), Standardise.of(y)
-            network = self._new_extractor(x.shape[1], generator)
-            data.append((scale_x(x), scale_y(y)))
-            count_features(network, data[-1][0])  # raises if its outputs are no features
-            scales.append((scale_x, scale_y))
-            networks.append(network)
-            generators.append(generator)
+        generators = [torch.Generator().manual_seed(task.seed) for task in tasks]
+        sets = [task.labelled for task in tasks]
+        scales = [(Standardise.of(x), Standardise.of(y)) for x, y in sets]
+        data = [(of_x(x), of_y(y)) for (of_x, of_y), (x, y) in zip(scales, sets, strict=True)]
+        rows = data[0][0]
+        networks = [self._new_extractor(rows.shape[1], generator) for generator in generators]
+        count_features(networks[0], rows)  # raises if its outputs are no features
         stack = Stack(networks, self.device)
-        prior = float(self.prior_variance), float(self.noise_shape), float(self.noise_rate)
         trainer = replace(self._trainer(), decay_gains=level == 2)
-        trainer.train(stack, ExactLastLayer(*prior, alone=level > 0), LabelledStack.of(data), generators)
+        objective = ExactLastLayer(*self._prior, alone=level > 0)
+        trainer.train(stack, objective, LabelledStack.of(data), generators)
         stack.cpu()  # the rest is done network by network, too little at a time for a GPU
         fits = []
-        for position, (task, (scale_x, scale_y)) in enumerate(zip(tasks, scales, strict=True)):
-            x, y = task.labelled
-            network = nn.Sequential(scale_x, stack.member(position), AppendOne()).eval()
-            fits.append(NetworkPosterior(network, self._last_layer(outputs_of(network, x), y, scale_y)))
+        for position, ((x, y), (of_x, of_y)) in enumerate(zip(sets, scales, strict=True)):
+            network = nn.Sequential(of_x, stack.member(position), AppendOne()).eval()
+            fits.append(_Fit(network, self._last_layers(outputs_of(network, x), y, of_y)))
         return fits
 
-    def _last_layer(self, features: Tensor, y: Tensor, scale: Standardise) -> LastLayer:
-        """Solve the last layer on trained features, for each output, in the units of y."""
-        regression = BayesianLinearRegression(
-            None,
-            prior_covariance=float(self.prior_variance),
-            noise_shape=float(self.noise_shape),
-            noise_rate=float(self.noise_rate),
-        )
-        heads = []
-        for output, target in enumerate(scale(y).double().unbind(1)):
-            head = regression.fit(features.double(), target)
-            assert isinstance(head, NormalInverseGammaPosterior)
-            std = float(scale.std[output])
-            mean = head.mean * std
-            mean[-1] += float(scale.mean[output])  # the constant's weight
-            heads.append(replace(head, mean=mean, rate=head.rate * std**2))
-        return _joined(heads)
+    @property
+    def _prior(self) -> tuple[float, float, float]:
+        return float(self.prior_variance), float(self.noise_shape), float(self.noise_rate)
 
-    def _set_posterior(self, fits: Sequence[NetworkPosterior]) -> None:
-        posterior = fits[0]
+    def _last_layers(
+        self, features: Tensor, y: Tensor, scale: Standardise
+    ) -> list[NormalInverseGammaPosterior]:
+        """Solve the last layer on trained features, for each output, in the units of y."""
+        regression = BayesianLinearRegression(None, 0.0, *self._prior)
+        heads = []
+        for target, shift, std in zip(scale(y).double().unbind(1), scale.mean, scale.std, strict=True):
+            head: Any = regression.fit(features.double(), target)
+            mean = head.mean * float(std)
+            mean[-1] += float(shift)  # the constant's weight
+            heads.append(replace(head, mean=mean, rate=head.rate * float(std) ** 2))
+        return heads
+
+    def _set_posterior(self, fits: Sequence[_Fit]) -> None:
+        networks = [fit.network for fit in fits]
+        heads = [fit.heads[0] if len(fit.heads) == 1 else SeveralOutputs(tuple(fit.heads)) for fit in fits]
+        posterior = NetworkPosterior(networks[0], heads[0])
         if len(fits) > 1:
-            heads = MixedHeads(tuple(fit.head for fit in fits))
-            posterior = NetworkPosterior(SideBySide([fit.network for fit in fits]), heads)
+            posterior = NetworkPosterior(SideBySide(networks), MixedHeads(tuple(heads)))
         self.posterior_ = posterior.to(self.device)
 
-    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        heads = [
-            head for own in _parts(self.posterior_.head, MixedHeads) for head in _parts(own, SeveralOutputs)
-        ]
+    def _fitted_state(self) -> State:
+        heads = _last_layers(self.posterior_.head)
         num_outputs = len(heads) // self._num_networks
         tensors = network_tensors(self.posterior_)
         tensors["head.mean"] = torch.stack([head.mean for head in heads])  # (K O, D)
@@ -206,14 +201,10 @@ class NeuralLinearRegressor(NetworkRegressor, SeveralMembers):
         means, covariances = tensors["head.mean"].chunk(num), tensors["head.covariance"].chunk(num)
         fits = []
         for k in range(num):
-            state = substate(tensors, "network." if num == 1 else f"network.{k}.")
-            extractor = self._new_extractor(self.n_features_in_, torch.Generator())
-            network = self._restored_network(state, extractor, AppendOne())
-            heads = [
-                NormalInverseGammaPosterior(mean, covariances[k], facts["shape"], next(rates))
-                for mean in means[k]
-            ]
-            fits.append(NetworkPosterior(network, _joined(heads)))
+            network = self._restored_network(substate(tensors, "network." if num == 1 else f"network.{k}."))
+            own = (covariances[k], facts["shape"])
+            heads = [NormalInverseGammaPosterior(mean, *own, next(rates)) for mean in means[k]]
+            fits.append(_Fit(network, heads))
         self._set_posterior(fits)
 
 
@@ -225,7 +216,7 @@ def _by_set(tasks: Sequence[_Task], results: Sequence[Any]) -> dict[int, list[An
     return grouped
 
 
-def _make_folds(sets: Sequence[tuple[Tensor, Tensor]], seeds: Sequence[int], num_folds: int) -> list[_Task]:
+def _make_folds(sets: Sequence[LabelledSet], seeds: Sequence[int], num_folds: int) -> list[_Task]:
     """Split labelled sets; those with fewer than four labels for each fold get none."""
     folds: list[_Task] = []
     for number, ((x, y), seed) in enumerate(zip(sets, seeds, strict=True)):
@@ -241,12 +232,11 @@ def _make_folds(sets: Sequence[tuple[Tensor, Tensor]], seeds: Sequence[int], num
     return folds
 
 
-def _predicted(fit: NetworkPosterior, fold: _Task) -> list[tuple[StudentT, Tensor]]:
+def _predicted(fit: _Fit, fold: _Task) -> list[tuple[StudentT, Tensor]]:
     """For each output, the predictions for the rows that were left out, and their labels."""
-    assert fold.left_out is not None
-    x, y = fold.left_out
-    features, heads = fit.features(x), _parts(fit.head, SeveralOutputs)
-    return [(head.predictive(features), target) for head, target in zip(heads, y.unbind(1), strict=True)]
+    x, y = cast(LabelledSet, fold.left_out)
+    features = outputs_of(fit.network, x)
+    return [(head.predictive(features), target) for head, target in zip(fit.heads, y.unbind(1), strict=True)]
 
 
 def _calibration(level: int, folds: Sequence[Sequence[tuple[StudentT, Tensor]]]) -> _Calibration:
@@ -258,11 +248,8 @@ def _calibration(level: int, folds: Sequence[Sequence[tuple[StudentT, Tensor]]])
 def _best_factor(folds: Sequence[tuple[StudentT, Tensor]]) -> tuple[float, float]:
     """Find the factor on the squared scale of Student's t under which left-out labels are most likely.
 
-    Returns minus the log density, up to a constant, and the factor.
-
-    Parameters
-    ----------
-    folds : for each, the predictions (n,) for the left-out rows, and their labels.
+    Each fold holds predictions (n,) and labels. Returns minus the log density, up to a constant, and that
+    factor.
     """
     errors = torch.cat([y.to(predicted.loc) - predicted.loc for predicted, y in folds])
     scale = torch.cat([predicted.scale for predicted, _ in folds])
@@ -277,20 +264,17 @@ def _best_factor(folds: Sequence[tuple[StudentT, Tensor]]) -> tuple[float, float
     return float(best.fun), math.exp(best.x)
 
 
-def _scaled(fit: NetworkPosterior, factors: Sequence[float]) -> NetworkPosterior:
+def _scaled(fit: _Fit, factors: Sequence[float]) -> _Fit:
     """The same with the noise variance of each output scaled by its factor."""
-    heads = zip(_parts(fit.head, SeveralOutputs), factors, strict=True)
-    return replace(fit, head=_joined([replace(head, rate=head.rate * factor) for head, factor in heads]))
+    heads = zip(fit.heads, factors, strict=True)
+    return _Fit(fit.network, [replace(head, rate=head.rate * factor) for head, factor in heads])
 
 
-def _joined(heads: Sequence[NormalInverseGammaPosterior]) -> LastLayer:
-    """The last layer for all outputs, from one for each."""
-    return heads[0] if len(heads) == 1 else SeveralOutputs(tuple(heads))
-
-
-def _parts(head: Any, several: type[Any]) -> Sequence[Any]:
-    """The parts of a last layer, if it is one of ``several``."""
-    return head.heads if isinstance(head, several) else (head,)
+def _last_layers(head: Any) -> list[NormalInverseGammaPosterior]:
+    """List the last layers for single outputs of single networks."""
+    if isinstance(head, MixedHeads | SeveralOutputs):
+        return [single for part in head.heads for single in _last_layers(part)]
+    return [head]
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,6 +309,3 @@ class SeveralOutputs:
         location = torch.stack([output.loc for output in outputs], -1)
         scale = torch.stack([output.scale for output in outputs], -1)
         return Independent(StudentT(outputs[0].df[..., None], location, scale), 1)
-
-
-LastLayer: TypeAlias = NormalInverseGammaPosterior | SeveralOutputs

@@ -12,7 +12,7 @@ from dataclasses import fields
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -28,6 +28,8 @@ from coresift.types import InputError
 FORMAT = 2
 # Options that hold modules, which are code: ``augment`` is only needed to train again.
 _MODULES = ("network", "augment")
+# What a fit has learned, as tensors and as facts for JSON.
+State: TypeAlias = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 class Savable(BaseEstimator):  # type: ignore[misc]
@@ -52,25 +54,23 @@ class Savable(BaseEstimator):  # type: ignore[misc]
         # The name depends on the content, so the weights of the old model.json are not overwritten.
         described = {**self._described(), "facts": facts, "weights": _weights_name(weights)}
         text = json.dumps(described, indent=2, default=lambda value: value.item()) + "\n"
-        old = None
+        old = described["weights"]
         with suppress(OSError, ValueError, AttributeError):  # no old model, or a damaged one
             old = _weights_file(json.loads((path / "model.json").read_text(encoding="utf-8")))
         with replacing(path / described["weights"]) as file:
             file.write(weights)
         write_text(path / "model.json", text)
-        if old is not None and old != described["weights"]:
+        if old != described["weights"]:
             (path / old).unlink(missing_ok=True)
 
     def _described(self) -> dict[str, Any]:
-        given: dict[str, Any] = self.get_params(deep=False)
-        options = {name: value for name, value in given.items() if name not in _MODULES}
-        options["device"] = str(self.device)
+        options: dict[str, Any] = self.get_params(deep=False) | {"device": str(self.device)}
         if not isinstance(self.random_state, Integral):  # a generator is only needed to train again
             options["random_state"] = None
         return {
             "format": FORMAT,
             "class": type(self).__name__,
-            "options": options,
+            "options": {name: value for name, value in options.items() if name not in _MODULES},
             "own_network": self.network is not None,
             "n_features_in": self.n_features_in_,
             "feature_names_in": list(getattr(self, "feature_names_in_", [])),
@@ -93,11 +93,12 @@ class Savable(BaseEstimator):  # type: ignore[misc]
         except InputError:
             raise
         except Exception as error:  # a damaged file can break anything that reads it
-            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            reason = (
+                f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+            )
             own = "" if network is None else ", and whether network= is what it was fitted with"
             raise InputError(
-                f"cannot load the model in {path}: "
-                f"{' '.join((reason or type(error).__name__).split())[:200]}; "
+                f"cannot load the model in {path}: {' '.join(reason.split())[:200]}; "
                 f"check that its files are complete{own}, or save it again"
             ) from error
 
@@ -108,10 +109,9 @@ class Savable(BaseEstimator):  # type: ignore[misc]
         options = described["options"] | ({} if device is None else {"device": device})
         estimator = cls(network=network, **options)
         estimator._check_options()
-        estimator._restore_columns(described)
+        tensors = _read_weights(path / _weights_file(described), str(estimator.device))
+        estimator._restore_columns(described["n_features_in"], described["feature_names_in"], tensors)
         estimator._restore_targets(described["targets"])
-        tensors = _read_weights(path, described, str(estimator.device))
-        estimator._check_inputs(tensors)
         estimator._restore(tensors, described["facts"])
         estimator._check_outputs()
         return estimator
@@ -130,18 +130,16 @@ class Savable(BaseEstimator):  # type: ignore[misc]
         if described["own_network"] and network is None:
             raise InputError(f"the model in {path} was fitted with its own network; pass network=")
 
-    def _restore_columns(self, described: Mapping[str, Any]) -> None:
-        self.n_features_in_ = check_integer(described["n_features_in"], 1, "n_features_in")
-        if described["feature_names_in"]:
-            self.feature_names_in_ = np.array(described["feature_names_in"], dtype=object)
-            if self.feature_names_in_.shape != (self.n_features_in_,):
-                raise ValueError(f"feature_names_in does not hold {self.n_features_in_} names")
-
-    def _check_inputs(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise if weights are for another number of columns: a network for that many may be huge."""
-        for name, value in tensors.items() if self.network is None else ():
-            if re.fullmatch(r"\w+\.(\d+\.)?0\.mean", name) and value.shape[-1] != self.n_features_in_:
-                raise ValueError(f"n_features_in is {self.n_features_in_}, but the weights are for others")
+    def _restore_columns(self, number: int, names: list[str], tensors: Mapping[str, Tensor]) -> None:
+        """Set the columns' number and names; raise if the weights are for others: a network may be huge."""
+        self.n_features_in_ = check_integer(number, 1, "n_features_in")
+        means = [value for name, value in tensors.items() if re.fullmatch(r"\w+\.(\d+\.)?0\.mean", name)]
+        if self.network is None and any(mean.shape[-1] != number for mean in means):
+            raise ValueError(f"n_features_in is {number}, but the weights are for others")
+        if names:
+            self.feature_names_in_ = np.array(names, dtype=object)
+            if self.feature_names_in_.shape != (number,):
+                raise ValueError(f"feature_names_in does not hold {number} names")
 
     @abstractmethod
     def _described_targets(self) -> Any:
@@ -152,7 +150,7 @@ class Savable(BaseEstimator):  # type: ignore[misc]
         """Set what `_described_targets` describes."""
 
     @abstractmethod
-    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _fitted_state(self) -> State:
         """Tensors, and facts for JSON, from which `_restore` restores the fit."""
 
     @abstractmethod
@@ -171,12 +169,11 @@ def head_tensors(head: Any) -> dict[str, Tensor]:
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
-def _read_weights(path: Path, described: Mapping[str, Any], device: str) -> dict[str, Tensor]:
+def _read_weights(file: Path, device: str) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    file = path / _weights_file(described)
     if not file.is_file():
-        raise InputError(f"{path} holds only a part of a model: it has no {file.name}; save it again")
+        raise InputError(f"{file.parent} holds only a part of a model: it has no {file.name}; save it again")
     if file.name != _weights_name(file.read_bytes()):
         raise InputError(f"{file} is damaged: it does not hold what was saved; save it again")
     tensors: dict[str, Tensor] = load_file(file, device=device)

@@ -6,36 +6,39 @@ import copy
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from coresift import limits
 from coresift.checks import check_choice
 from coresift.errors import shown
-from coresift.estimators.base import NetworkClassifier, NetworkEstimator, NetworkRegressor
-from coresift.estimators.networks import LabelledStack, Objective, Stack, Trainer
+from coresift.estimators.base import LabelledSet, NetworkEstimator, NetworkRegressor
+from coresift.estimators.networks import LabelledStack, Objective, Stack
 from coresift.estimators.networks.extractors import count_features, seeded
-from coresift.estimators.networks.images import Precision, Prepared
-from coresift.estimators.networks.layers import Headed, LinearHead, Standardise, substate
+from coresift.estimators.networks.layers import Headed, Precision, Standardise, substate
 from coresift.estimators.networks.losses import CrossEntropy, GaussianLoss, GaussianOutputs, Likelihood
 from coresift.estimators.networks.trainer import Schedule
+from coresift.estimators.saving import State
 from coresift.posteriors.network import outputs_of
 from coresift.posteriors.samples import categorical
 from coresift.types import InputError
 
+# K networks: rows (n, ...) -> outputs (n, C); each is a `Standardise`, followed by a `Headed`.
+Networks: TypeAlias = Sequence[nn.Module]
+HEAD = "1.head"  # the name of the last layer in each
+
 
 class _Fit(NamedTuple):
-    """A labelled set, prepared for training, and the networks that are trained on it."""
+    """A labelled set, and the networks that are trained on it."""
 
     scale: Standardise  # of the rows
     targets: Tensor
     likelihood: Likelihood  # of outputs for these targets
     # Each network with the generator that shuffles for it, and the rows and targets that it is trained on.
-    members: list[tuple[nn.Module, torch.Generator, tuple[Tensor, Tensor]]]
+    members: list[tuple[Headed, torch.Generator, LabelledSet]]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -45,38 +48,29 @@ class StackedEstimator(NetworkEstimator):
     Inputs are standardised inside. A subclass says what the trained networks make a posterior of.
     """
 
+    _loss: ClassVar[type[Objective]] = CrossEntropy
+    _outputs_per_target: ClassVar[int] = 1
+
     schedule: Schedule = "cosine"
     least_steps: int = 0
     augment: nn.Module | None = None
     precision: Precision = "float32"
 
-    @abstractmethod
-    def _num_outputs(self) -> int:
-        """How many outputs a network has."""
+    def _scaled(self, targets: Tensor) -> tuple[Tensor, Likelihood]:
+        """Targets to train on, and what outputs then mean: logits, unless a subclass is for regression."""
+        return targets, categorical
 
     @abstractmethod
+    def _new_posterior(self, networks: Networks, likelihood: Likelihood, *labelled: Tensor) -> Any:
+        """Return a posterior; unless it is restored, ``labelled`` are the rows and the targets trained on."""
+
+    @abstractmethod
+    def _networks(self) -> Networks:
+        """The networks that ``posterior_`` holds."""
+
     def _objective(self, stack: Stack, generators: Sequence[torch.Generator]) -> Objective:
         """What is minimised; generators are for its noise, one for each network."""
-
-    @abstractmethod
-    def _scaled(self, targets: Tensor) -> tuple[Tensor, Likelihood]:
-        """Targets to train on, and what outputs then mean."""
-
-    @abstractmethod
-    def _set_posterior(
-        self, networks: Sequence[nn.Module], likelihood: Likelihood, x: Tensor, y: Tensor
-    ) -> None:
-        """Set ``posterior_``.
-
-        Parameters
-        ----------
-        networks : K trained ones: rows (n, ...) -> outputs (n, C), in evaluation mode.
-        x, y : the labelled rows, and the targets that were trained on.
-        """
-
-    @abstractmethod
-    def _networks(self) -> Sequence[nn.Module]:
-        """The networks that ``posterior_`` holds."""
+        return self._loss()
 
     def _check_options(self) -> None:
         super()._check_options()
@@ -84,32 +78,36 @@ class StackedEstimator(NetworkEstimator):
         if not (self.augment is None or isinstance(self.augment, nn.Module)):
             raise InputError(f"augment is {shown(self.augment)}, expected a torch module")
 
-    def _trainer(self) -> Trainer:
-        return replace(super()._trainer(), schedule=self.schedule, least_steps=self.least_steps)
-
     @staticmethod
-    def _fit_together(estimators: Sequence[StackedEstimator], sets: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def _fit_together(estimators: Sequence[StackedEstimator], sets: Sequence[LabelledSet]) -> None:
         first = estimators[0]
         fits = [estimator._begin(x, y) for estimator, (x, y) in zip(estimators, sets, strict=True)]
-        networks, generators, labelled = zip(*(one for fit in fits for one in fit.members), strict=True)
+        networks, generators, labelled = zip(*(member for fit in fits for member in fit.members), strict=True)
         stack = Stack(networks, first.device)
         objective = first._objective(stack, generators)
         first._trainer().train(stack, objective, LabelledStack.of(labelled), generators)
-        trained = (stack.member(position) for position in range(len(stack)))
+        trained = map(stack.member, range(len(stack)))
         for estimator, fit, (x, _) in zip(estimators, fits, sets, strict=True):
             own = [_whole(fit.scale, next(trained), first.device) for _ in fit.members]
-            estimator._set_posterior(own, fit.likelihood, x, fit.targets)
-            _warn_of_dead_units([without_head(network) for network in own], x)
+            estimator.posterior_ = estimator._new_posterior(own, fit.likelihood, x, fit.targets)
+            _warn_of_dead_units(own, x)
 
     def _begin(self, x: Tensor, y: Tensor) -> _Fit:
         """Prepare a labelled set, and draw K networks for it."""
         scale = Standardise.of(x)
         targets, likelihood = self._scaled(y)
-        labelled = (x if self._stays_raw(x) else scale(x), targets)
-        members = [
-            (self._new_network(labelled[0], scale, generator), generator, labelled)
-            for generator in self._generators()
-        ]
+        before = [] if self.augment is None else [copy.deepcopy(self.augment)]
+        # Rows are standardised only in mini-batches if they are bytes, to save memory, or images that
+        # ``augment`` needs as they are, with black borders and colours in their own range.
+        if x.dtype == torch.uint8:
+            before.append(scale)
+        elif x.ndim == 4 and before:
+            before.append(copy.deepcopy(scale))  # training moves it to single precision
+        else:
+            x = scale(x)
+        generators = self._generators()
+        networks = [self._new_network(x, before, generator) for generator in generators]
+        members = [(*own, (x, targets)) for own in zip(networks, generators, strict=True)]
         return _Fit(scale, targets, likelihood, members)
 
     def _generators(self) -> list[torch.Generator]:
@@ -117,123 +115,66 @@ class StackedEstimator(NetworkEstimator):
         seeds = torch.randint(2**62, (self._num_networks,), generator=self._generator())
         return [torch.Generator().manual_seed(int(seed)) for seed in seeds]
 
-    def _new_network(self, x: Tensor, scale: Standardise, generator: torch.Generator) -> nn.Module:
+    def _new_network(self, x: Tensor, before: Networks, generator: torch.Generator) -> Headed:
         """A network for rows like ``x`` (n, ...), with weights drawn from ``generator``."""
-        extractor = self._new_prepared(x, scale, generator)
-        features = count_features(extractor, x)
-        with seeded(generator):
-            return LinearHead(extractor, nn.Linear(features, self._num_outputs()))
-
-    def _new_prepared(self, x: Tensor, scale: Standardise, generator: torch.Generator) -> nn.Module:
-        """A feature extractor with new weights for rows like ``x``, as they are trained on."""
         extractor = self._new_extractor(x.shape[1], generator)
-        before = [] if self.augment is None else [copy.deepcopy(self.augment)]
-        if self._stays_raw(x):
-            # Training moves a copy to single precision; bytes lose nothing by it in evaluation.
-            before.append(scale if x.dtype == torch.uint8 else copy.deepcopy(scale))
-        if not before and self.precision == "float32":
-            return extractor
-        return Prepared(nn.Sequential(*before), extractor, self.precision)
+        features = count_features(nn.Sequential(*before, extractor), x)
+        return Headed(extractor, self._new_head(features, generator), before, self.precision)
 
-    def _stays_raw(self, x: Tensor) -> bool:
-        """Whether rows are standardised only in mini-batches: bytes, to save memory, and images that
-        ``augment`` needs as they are, with black borders and colours in their own range.
-        """
-        return x.dtype == torch.uint8 or (x.ndim == 4 and self.augment is not None)
+    def _new_head(self, features: int, generator: torch.Generator) -> nn.Module:
+        with seeded(generator):
+            return nn.Linear(features, self._outputs_per_target * self._num_targets())
 
-    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _fitted_state(self) -> State:
         states = [network.state_dict() for network in self._networks()]
-        return {f"members.{name}": torch.stack([state[name] for state in states]) for name in states[0]}, {}
-
-    def _restored_networks(self, tensors: Mapping[str, Tensor]) -> list[nn.Module]:
-        stacked, networks = substate(tensors, "members."), []
-        outputs, width = stacked["1.head.weight"].shape[1:]
-        for k in range(self._num_networks):
-            extractor = self._new_extractor(self.n_features_in_, torch.Generator())
-            head = LinearHead(extractor, nn.Linear(width, outputs))
-            networks.append(self._restored_network({name: each[k] for name, each in stacked.items()}, head))
-        return networks
-
-
-class SampledEstimator(StackedEstimator):
-    """An estimator whose posterior holds the trained networks, and what their outputs mean."""
-
-    @abstractmethod
-    def _posterior(self, networks: Sequence[nn.Module], likelihood: Likelihood) -> Any:
-        """Return the posterior of K trained networks."""
-
-    def _set_posterior(
-        self, networks: Sequence[nn.Module], likelihood: Likelihood, x: Tensor, y: Tensor
-    ) -> None:
-        self.posterior_ = self._posterior(networks, likelihood)
-
-    def _fitted_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, facts = super()._fitted_state()
+        tensors = {f"members.{name}": torch.stack([state[name] for state in states]) for name in states[0]}
         outputs = self.posterior_.likelihood
         if isinstance(outputs, GaussianOutputs):
             tensors |= {"targets.mean": outputs.mean, "targets.std": outputs.std}
-        return tensors, facts
+        return tensors, {}
 
     def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         units = substate(tensors, "targets.")
         likelihood = GaussianOutputs(**units) if units else categorical
-        self.posterior_ = self._posterior(self._restored_networks(tensors), likelihood)
+        self.posterior_ = self._new_posterior(self._restored_networks(tensors), likelihood)
+
+    def _restored_networks(self, tensors: Mapping[str, Tensor]) -> Networks:
+        stacked = substate(tensors, "members.")
+        outputs, width = stacked[f"{HEAD}.weight"].shape[1:]
+        states = [{name: value[k] for name, value in stacked.items()} for k in range(self._num_networks)]
+        return [self._restored_network(state, nn.Linear(width, outputs)) for state in states]
 
 
 class StackedRegressor(NetworkRegressor, StackedEstimator):
     """Networks that predict means and variances of standardised targets."""
 
+    _loss: ClassVar[type[Objective]] = GaussianLoss
+    _outputs_per_target = 2
+
     def _scaled(self, targets: Tensor) -> tuple[Tensor, Likelihood]:
         scale = Standardise.of(targets)
         return scale(targets), GaussianOutputs(scale.mean, scale.std)
 
-    def _num_outputs(self) -> int:
-        return 2 * int(np.prod(self._target_shape))
 
-    def _objective(self, stack: Stack, generators: Sequence[torch.Generator]) -> Objective:
-        return GaussianLoss()
-
-
-class StackedClassifier(NetworkClassifier, StackedEstimator):
-    """Networks that predict logits."""
-
-    def _scaled(self, targets: Tensor) -> tuple[Tensor, Likelihood]:
-        return targets, categorical
-
-    def _num_outputs(self) -> int:
-        return len(self.classes_)
-
-    def _objective(self, stack: Stack, generators: Sequence[torch.Generator]) -> Objective:
-        return CrossEntropy()
-
-
-def _whole(scale: Standardise, network: nn.Module, device: str) -> nn.Module:
-    """A network on rows as they come, without the preparation of training."""
-    if isinstance(network, Headed) and isinstance(network.extractor, Prepared):
-        network.extractor = network.extractor.extractor
+def _whole(scale: Standardise, network: Any, device: str) -> nn.Module:
+    """A trained network on rows as they come, without the preparation of training."""
+    network.before = nn.Sequential()
     return nn.Sequential(scale, network).to(device).eval()
 
 
 def without_head(network: nn.Module) -> nn.Sequential:
     """The layers of a whole network that make features."""
     scale, top = network.children()
-    assert isinstance(top, Headed)
-    return nn.Sequential(scale, top.extractor)
+    return nn.Sequential(scale, cast(Headed, top).extractor)
 
 
-def _warn_of_dead_units(networks: Sequence[nn.Module], x: Tensor) -> None:
-    """Warn if most features of a trained network are constant: a large step can kill a ReLU for good.
-
-    Each of ``networks``, in evaluation mode, makes features of rows like ``x`` (n, ...).
-    """
+def _warn_of_dead_units(networks: Networks, x: Tensor) -> None:
+    """Warn if most features of a trained network are constant: a large step can kill a ReLU for good."""
     x = x[: limits.ROWS_CHECKED]
-    if bool((x == x[:1]).all()):
-        return
-    features = [outputs_of(network, x) for network in networks]
-    alive = [int((own != own[:1]).any(0).sum()) for own in features]
-    num = features[0].shape[1]
-    bad = [count for count in alive if count < limits.FEATURES_ALIVE * num]
-    if not bad:
+    features = torch.stack([outputs_of(without_head(network), x) for network in networks])  # (K, n, D)
+    alive, num = (features != features[:, :1]).any(1).sum(1), features.shape[2]
+    bad = alive[alive < limits.FEATURES_ALIVE * num].tolist()
+    if not bad or bool((x == x[:1]).all()):
         return
     few = f"in {len(bad)} of {len(networks)} networks as few as {min(bad)} of {num} features differ"
     if len(networks) == 1:

@@ -1,7 +1,6 @@
 """Networks, and how many of them are trained as one computation."""
 
-from coresift.estimators.networks.extractors import MLP
-from coresift.estimators.networks.images import Augment, ResNet18
+from coresift.estimators.networks.extractors import MLP, Augment, ResNet18
 from coresift.estimators.networks.labelled import LabelledStack
 from coresift.estimators.networks.losses import Objective
 from coresift.estimators.networks.stack import Stack

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -41,16 +41,13 @@ class LabelledStack:
     @classmethod
     def of(cls, sets: Sequence[tuple[Tensor, Tensor]]) -> LabelledStack:
         """Stack labelled sets (x, y) of any sizes."""
-        sizes = torch.tensor([len(x) for x, _ in sets])
-        return cls(pad_sequence([x for x, _ in sets], True), pad_sequence([y for _, y in sets], True), sizes)
+        x, y = (pad_sequence(list(values), batch_first=True) for values in zip(*sets, strict=True))
+        return cls(x, y, torch.tensor([len(x) for x, _ in sets]))
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> LabelledStack:
         """Move to a device; floating point numbers get ``dtype``, bytes and class codes stay as they are."""
-        x, y = (
-            value.to(device, dtype if value.is_floating_point() else value.dtype)
-            for value in (self.x, self.y)
-        )
-        return LabelledStack(x, y, self.sizes.to(device))
+        x, y = (value.to(dtype) if value.is_floating_point() else value for value in (self.x, self.y))
+        return LabelledStack(x.to(device), y.to(device), self.sizes.to(device))
 
     def orders(self, generators: Sequence[torch.Generator], epochs: int) -> Iterator[Tensor]:
         """Yield an order (S, n) of the real rows for each epoch; padding stays at the end.
@@ -67,8 +64,8 @@ class LabelledStack:
             yield from keys.to(self.x.device).argsort(dim=2, stable=True)
 
     def ordered(self, order: Tensor) -> LabelledStack:
-        """Return the same sets with their rows in the order (S, n)."""
-        ordered = LabelledStack(take_rows(self.x, order), take_rows(self.y, order), self.sizes)
+        """Return the same sets with their rows in the order (S, n), or some of them if nothing is padded."""
+        ordered = replace(self, x=take_rows(self.x, order), y=take_rows(self.y, order))
         ordered.__dict__["rows"] = self.rows  # to look for padding again would wait for the GPU
         return ordered
 
@@ -90,11 +87,7 @@ class LabelledStack:
         """Say which rows of the shuffled sets are in which mini-batch: the next ones each time.
 
         Returns for each step of an epoch the rows, their weights (S, m), which sum to one, and which networks
-        take part (S,), or ``None`` for all.
-
-        Parameters
-        ----------
-        splits : for each network, the sizes of its mini-batches.
+        take part (S,), or ``None`` for all. ``splits`` are the sizes of each network's mini-batches.
         """
         sizes = pad_sequence([torch.tensor(split) for split in splits], True)  # (S, steps)
         starts = sizes.cumsum(1) - sizes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from coresift import limits
 from coresift.checks import check_shape
 from coresift.types import InputError
+
+Precision = Literal["float32", "bfloat16"]
 
 # Bytes have a standard deviation of dozens; numbers between 0 and 1 of at most 0.5, standardised ones of 1.
 _STD_OF_BYTES = 2
@@ -48,9 +50,8 @@ class Standardise(nn.Module):
         """
         values = x.movedim(1, -1).flatten(0, -2)  # (..., channels)
         mean, std, varies = (_moments_of_bytes if x.dtype == torch.uint8 else _moments)(values)
-        scale = torch.where(varies, std, 1.0)
         shape = (-1, *[1] * (x.ndim - 2))
-        return cls(mean.view(shape), scale.view(shape), _units(x, std))
+        return cls(mean.view(shape), torch.where(varies, std, 1.0).view(shape), _units(x, std))
 
     def forward(self, x: Tensor) -> Tensor:
         check_shape(x, (None, len(self.mean), *[None] * (self.mean.ndim - 1)), "the input of the network")
@@ -102,11 +103,11 @@ def _units(images: Tensor, std: Tensor) -> float:
     if images.ndim != 4 or bool(images.min() < 0) or bool(images.max() > 255):
         return 0.0
     are_bytes = images.dtype == torch.uint8
-    if bool(images.max() <= 1):  # other bytes of the pool may be brighter than these dark ones
-        return 0.0 if are_bytes else 1.0
-    # Integers that differ by little may as well be counts.
-    vary = bool((std > _STD_OF_BYTES).any())
-    return 255.0 if vary and (are_bytes or bool((images == images.round()).all())) else 0.0
+    if bool(images.max() <= 1):
+        return 0.0 if are_bytes else 1.0  # other bytes of the pool may be brighter than these dark ones
+    if not bool((std > _STD_OF_BYTES).any()):
+        return 0.0  # integers that differ by little may as well be counts
+    return 255.0 if are_bytes or bool((images == images.round()).all()) else 0.0
 
 
 class AppendOne(nn.Module):
@@ -128,42 +129,53 @@ def substate(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 class Headed(nn.Module):
     """A feature extractor (n, ...) -> (n, D) with a head, to be trained together.
 
-    It makes features: whoever trains it applies the head. If the extractor computes S of itself at once (see
-    `MLP`), so does this.
+    A linear head makes the outputs. Any other head is applied by the objective, and features are the outputs.
+    Images stay bytes until a mini-batch of them is needed; then ``before`` augments and standardises it, on
+    the device.
+
+    Parameters
+    ----------
+    before : rows (n, ...) as stored -> rows for the extractor.
+    precision : of the extractor while it is trained on a GPU. Evaluation is always in float32: in half
+        precision the features of a row would depend on the other rows of its block.
     """
 
-    def __init__(self, extractor: nn.Module, head: nn.Module) -> None:
+    extractor: Any
+
+    def __init__(
+        self,
+        extractor: nn.Module,
+        head: nn.Module,
+        before: Sequence[nn.Module] = (),
+        precision: Precision = "float32",
+    ) -> None:
         super().__init__()
-        self.extractor, self.head = extractor, head
+        self.before, self.extractor, self.head = nn.Sequential(*before), extractor, head
+        self.precision = precision
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.extractor(x)
-        return outputs
+        with torch.no_grad():
+            x = self.before(x)
+        half = self.precision == "bfloat16" and self.training and x.is_cuda
+        # A cache of weights in half precision would outlive the CUDA graph it was made in.
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
+            features: Tensor = self.extractor(x)
+        features = features.to(x.dtype)
+        return self.head(features) if isinstance(self.head, nn.Linear) else features
 
     @property
     def stacked(self) -> Callable[..., Tensor] | None:
-        return self._stacked if hasattr(self.extractor, "stacked") else None
+        """Compute S networks at once, if the extractor can (see `MLP`) and takes its rows as they are."""
+        as_they_are = len(self.before) == 0 and self.precision == "float32"
+        return self._stacked if as_they_are and hasattr(self.extractor, "stacked") else None
 
     def _stacked(
         self, state: dict[str, Tensor], x: Tensor, rows: Tensor | None, settle: bool = False
     ) -> Tensor:
-        own, extractor = substate(state, "extractor."), cast(Any, self.extractor)
-        return self.on_features(extractor.stacked(own, x, rows, settle), substate(state, "head."))
-
-    def on_features(self, features: Tensor, head: Mapping[str, Tensor]) -> Tensor:
-        """Outputs from features (S, n, D) and the heads' parameters (S, ...)."""
-        return features
-
-
-class LinearHead(Headed):
-    """A feature extractor with a linear layer on top, which gives the outputs."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.head(self.extractor(x))
-        return outputs
-
-    def on_features(self, features: Tensor, head: Mapping[str, Tensor]) -> Tensor:
-        return torch.baddbmm(head["bias"].unsqueeze(1), features, head["weight"].mT)
+        features: Tensor = self.extractor.stacked(substate(state, "extractor."), x, rows, settle)
+        if not isinstance(self.head, nn.Linear):
+            return features
+        return torch.baddbmm(state["head.bias"].unsqueeze(1), features, state["head.weight"].mT)
 
 
 def is_frozen(layer: nn.Module) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -23,22 +22,20 @@ Likelihood: TypeAlias = Callable[[Tensor], Distribution]
 
 
 class Objective:
-    """What is minimised; by default a loss on the outputs of the mini-batch alone.
+    """What is minimised; by default a loss of the mini-batch's rows, each by itself.
 
     Attributes
     ----------
-    whole : whether the loss needs the network's outputs of all labelled points in each step, as an exact
-        last layer does.
+    whole : whether each step needs the network's outputs of all labelled points, as an exact last layer does.
     alone : whether it needs those of the mini-batch, from a separate pass through the network.
-    recordable : whether the loss is a fixed sequence of kernels, so that it can be recorded in a CUDA graph:
-        it reads no values on the host and draws no noise there.
+    recordable : whether a CUDA graph can record the loss: it reads no values on the host and draws no noise
+        there.
     """
 
     whole: bool = False
     alone: bool = True
     recordable: bool = True
 
-    @abstractmethod
     def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, weights: Tensor) -> Tensor:
         """Return the losses (S,).
 
@@ -49,32 +46,33 @@ class Objective:
         index : the mini-batch's rows, for `take_rows`.
         weights : (S, m) of the rows: 1 / size of the mini-batch, zero for padding.
         """
+        return (self.of_rows(outputs, take_rows(data.y, index)) * weights).sum(1)
+
+    def of_rows(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """(S, m) the losses of rows with outputs (S, m, D) and targets y (S, m, ...)."""
+        raise NotImplementedError
 
 
 class SquaredError(Objective):
-    """Half the mean squared error of a mini-batch."""
+    """Half the squared error."""
 
-    def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, weights: Tensor) -> Tensor:
-        errors = take_rows(data.y, index) - outputs
-        return 0.5 * (errors.square().sum(2) * weights).sum(1)
+    def of_rows(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return 0.5 * (y - outputs).square().sum(2)
 
 
 class GaussianLoss(Objective):
-    """Minus the log density of a mini-batch under each network's means and variances, up to a constant."""
+    """Minus the log density under each network's means and variances, up to a constant."""
 
-    def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, weights: Tensor) -> Tensor:
+    def of_rows(self, outputs: Tensor, y: Tensor) -> Tensor:
         mean, variance = _moments(outputs)
-        errors = take_rows(data.y, index) - mean
-        losses = 0.5 * (variance.log() + errors.square() / variance)
-        return (losses.sum(2) * weights).sum(1)
+        return (0.5 * (variance.log() + (y - mean).square() / variance)).sum(2)
 
 
 class CrossEntropy(Objective):
-    """Minus the log probability of a mini-batch's classes."""
+    """Minus the log probability of the class."""
 
-    def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, weights: Tensor) -> Tensor:
-        log_probs = outputs.log_softmax(2).gather(2, take_rows(data.y, index).unsqueeze(2))
-        return -(log_probs.squeeze(2) * weights).sum(1)
+    def of_rows(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return -outputs.log_softmax(2).gather(2, y.unsqueeze(2)).squeeze(2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,10 +122,8 @@ class ExactLastLayer(Objective):
         ones = outputs.new_ones(len(outputs), 1, outputs.shape[1])
         columns = torch.cat([outputs.mT, ones], 1)  # (S, D, n), the features with a constant
         if data.rows is not None:
-            real = data.rows > 0
-            if self.alone:
-                real = torch.cat([real, weights > 0], 1)
-            columns = columns * real.unsqueeze(1)
+            real = [data.rows > 0, weights > 0] if self.alone else [data.rows > 0]
+            columns = columns * torch.cat(real, 1).unsqueeze(1)
         loss: Any = _PredictiveLoss.apply
         losses: Tensor = loss(columns, data, index, weights, self)
         return losses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -23,18 +24,13 @@ def optimiser(stack: Stack, weight_decay: float, decay_gains: bool, decoupled: b
 class Adam:
     """Adam on all weights of a stack; a network that waits for the others keeps its own count of steps.
 
-    Parameters
-    ----------
-    weight_decay, decay_gains : see `Trainer`.
-    decoupled : whether weight decay is applied apart from the gradient, as AdamW does (Loshchilov and Hutter,
-        Decoupled Weight Decay Regularization, 2019).
+    The options are those of `Trainer`. If ``decoupled``, weight decay is applied apart from the gradient, as
+    AdamW does (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019).
     """
 
     def __init__(self, stack: Stack, weight_decay: float, decay_gains: bool, decoupled: bool) -> None:
         self.flat, self.decoupled, self.trained = stack.flat, decoupled, stack.trained()
-        decay = stack.decayed(decay_gains) * weight_decay
-        if self.trained is not None:
-            decay = decay * self.trained
+        decay = weight_decay * stack.decayed(decay_gains)
         self.decay = decay.expand_as(stack.flat).contiguous()
         self.mean, self.square = torch.zeros_like(stack.flat), torch.zeros_like(stack.flat)
         self.count = stack.flat.new_zeros((), dtype=torch.float64)  # of steps, if all networks take part
@@ -75,9 +71,9 @@ class SingleAdam:
 
     def __init__(self, stack: Stack, weight_decay: float, decay_gains: bool) -> None:
         self.parameters = {name: value.detach().squeeze(0) for name, value in stack.parameters.items()}
-        groups: dict[bool, list[Tensor]] = {}
+        groups: dict[bool, list[Tensor]] = defaultdict(list)
         for name, value in self.parameters.items():
-            groups.setdefault(stack.decays(name, decay_gains), []).append(value)
+            groups[stack.decays(name, decay_gains)].append(value)
         self.adam = torch.optim.AdamW(
             [{"params": group, "weight_decay": weight_decay * decays} for decays, group in groups.items()],
             betas=_BETAS,
@@ -87,7 +83,6 @@ class SingleAdam:
         )
 
     def step(self, gradients: Sequence[Tensor], rate: Tensor, active: Tensor | None = None) -> None:
-        assert active is None, "a single network never waits"
         for group in self.adam.param_groups:
             group["lr"] = rate
         for value, gradient in zip(self.parameters.values(), gradients, strict=True):

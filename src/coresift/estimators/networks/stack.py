@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,8 +24,8 @@ class Stack:
 
     Parameters
     ----------
-    networks : S modules with the same layers, each with its own weights. The stack takes them over: `member`
-        writes the trained weights into them.
+    networks : S modules with the same layers, which the stack takes over: `member` writes the trained weights
+        into them.
 
     Attributes
     ----------
@@ -43,24 +43,20 @@ class Stack:
         self._networks = list(networks)
         self.template = copy.deepcopy(networks[0]).to(device=device, dtype=dtype)
         self._stacked: Any = getattr(self.template, "stacked", None)
-        self._norms = _batch_norms(self.template, frozen=False)
+        self._norms = list(_batch_norms(self.template, frozen=False).values())
         self._frozen_norms = list(_batch_norms(self.template, frozen=True).values())  # keep their statistics
-        self.flat = _flat(networks).to(device=device, dtype=dtype)
+        self.flat = _flat(networks).to(device, dtype)
         self.parameters = self._views(self.flat)
-        buffers = [dict(network.named_buffers()) for network in networks]
-        stacked = {name: torch.stack([own[name].detach() for own in buffers]) for name in buffers[0]}
-        self.buffers = {
-            name: value.to(device, dtype if value.is_floating_point() else value.dtype)
-            for name, value in stacked.items()
-        }
+        self.buffers = {}
+        for name in dict(networks[0].named_buffers()):
+            value = torch.stack([network.get_buffer(name).detach() for network in networks])
+            self.buffers[name] = value.to(device, dtype if value.is_floating_point() else value.dtype)
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         own = dict(self.template.named_parameters())
         parts = torch.split(flat, [value.numel() for value in own.values()], 1)
-        return {
-            name: part.view(len(flat), *value.shape).detach().requires_grad_()
-            for (name, value), part in zip(own.items(), parts, strict=True)
-        }
+        views = [part.view(len(flat), *value.shape) for value, part in zip(own.values(), parts, strict=True)]
+        return {name: view.detach().requires_grad_() for name, view in zip(own, views, strict=True)}
 
     @property
     def _state(self) -> dict[str, Tensor]:
@@ -82,24 +78,22 @@ class Stack:
 
     def trained(self) -> Tensor | None:
         """(P,) zero for entries of frozen parameters, one for the others; ``None`` if none is frozen."""
-        own = dict(self.template.named_parameters())
-        if all(value.requires_grad for value in own.values()):
-            return None
-        return self._mask(lambda name: own[name].requires_grad)
+        flags = [value.requires_grad for value in self.template.parameters()]
+        return None if all(flags) else self._mask(flags)
 
     def decays(self, name: str, gains: bool = False) -> bool:
         """Tell whether a parameter is a weight matrix or filters, or with ``gains`` the gain of a norm."""
         return self.parameters[name].ndim > 2 or (gains and name.endswith("weight"))
 
     def decayed(self, gains: bool = False) -> Tensor:
-        """(P,) one for entries of parameters that decay, see `decays`; zero for all others."""
-        return self._mask(lambda name: self.decays(name, gains))
+        """(P,) one for entries of trained parameters that decay, see `decays`; zero for all others."""
+        own = self.template.named_parameters()
+        return self._mask([value.requires_grad and self.decays(name, gains) for name, value in own])
 
-    def _mask(self, holds: Callable[[str], bool]) -> Tensor:
-        """(P,) one for entries of the parameters for whose name ``holds`` is true, zero for the others."""
-        numbers = torch.tensor([float(holds(name)) for name in self.parameters])
-        counts = torch.tensor([value[0].numel() for value in self.parameters.values()], dtype=torch.long)
-        return numbers.repeat_interleave(counts).to(self.flat)
+    def _mask(self, flags: Sequence[bool]) -> Tensor:
+        """(P,) each parameter's flag, as a number, for all of its entries."""
+        counts = torch.tensor([value[0].numel() for value in self.parameters.values()])
+        return torch.tensor(flags).repeat_interleave(counts).to(self.flat)
 
     @torch.no_grad()
     def settle(self, x: Tensor, rows: Tensor | None = None, steps: Sequence[int] = ()) -> None:
@@ -112,25 +106,22 @@ class Stack:
             self._stacked(self._state, x, rows, settle=True)
             return
         for position, made in enumerate(steps if self._norms else ()):
-            count = x.shape[1] if rows is None else int((rows[position] > 0).sum())
-            if 0 < made < limits.FEW_STEPS and count > 1:
-                self._settle_one(position, x[position, :count])
+            own = x[position] if rows is None else x[position, rows[position] > 0]
+            if 0 < made < limits.FEW_STEPS and len(own) > 1:
+                self._settle_one(position, own)
 
     def _settle_one(self, position: int, x: Tensor) -> None:
         """Compute the statistics of network ``position`` from its rows (n, ...), without noise."""
-        self.template.eval()
+        network = copy.deepcopy(self.template).eval()
         state = {name: value[position] for name, value in self._state.items()}
-        momenta = {name: layer.momentum for name, layer in self._norms.items()}
-        for name, layer in self._norms.items():
+        for name, layer in _batch_norms(network, frozen=False).items():
             layer.train()
             layer.momentum = None  # the plain mean over the parts
             if layer.num_batches_tracked is not None:
                 state[f"{name}.num_batches_tracked"].zero_()
         # Batch norm needs at least two rows.
         for part in x.tensor_split(max(1, len(x) // max(2, rows_per_pass(x.shape[1:])))):
-            functional_call(self.template, state, (part,))
-        for name, layer in self._norms.items():
-            layer.momentum = momenta[name]
+            functional_call(network, state, (part,))
 
     def __call__(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
         """Training-mode outputs: (S, n, ...) -> (S, n, ...); ``rows`` as in `MLP.stacked`."""
@@ -183,18 +174,15 @@ class Stack:
 
 
 def _batch_norms(network: nn.Module, frozen: bool) -> dict[str, Any]:
-    kind = nn.modules.batchnorm._BatchNorm
-    layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, kind)}
-    return {name: layer for name, layer in layers.items() if is_frozen(layer) == frozen}
+    layers = network.named_modules()
+    norms = {name: layer for name, layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm)}
+    return {name: layer for name, layer in norms.items() if is_frozen(layer) == frozen}
 
 
 def _flat(networks: Sequence[nn.Module]) -> Tensor:
     """(S, P) the parameters of each network, one after the other."""
-    none = torch.zeros(0)
-    rows = [
-        torch.cat([none, *(value.detach().flatten() for value in network.parameters())])
-        for network in networks
-    ]
+    parameters = [[value.detach().flatten() for value in network.parameters()] for network in networks]
+    rows = [torch.cat([torch.zeros(0), *own]) for own in parameters]
     if len({len(row) for row in rows}) > 1:
         raise InputError("the networks of a stack must have the same layers")
     return torch.stack(rows)

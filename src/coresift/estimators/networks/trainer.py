@@ -61,7 +61,7 @@ class Trainer:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        checked: dict[str, int | float] = {
+        checked: dict[str, float] = {
             "epochs": check_integer(self.epochs, 0, "epochs"),
             "least_steps": check_integer(self.least_steps, 0, "least_steps"),
             "learning_rate": check_not_negative(self.learning_rate, "learning_rate"),
@@ -69,8 +69,7 @@ class Trainer:
         }
         if self.batch_size is not None:
             checked["batch_size"] = check_integer(self.batch_size, 1, "batch_size")
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        vars(self).update(checked)
         check_choice(self.schedule, ("cosine", "one-cycle"), "schedule")
         check_switch(self.progress, "progress")
 
@@ -85,7 +84,7 @@ class Trainer:
         # One draw from each generator, so that a network's order of rows does not depend on the others.
         seeds = [int(torch.randint(2**62, (), generator=generator)) for generator in generators]
         # A step multiplies every weight by every row of its mini-batches.
-        rows = max(sizes) if objective.whole else max(max(self.mini_batches(size)) for size in sizes)
+        rows = max(sizes) if objective.whole else max(self.mini_batches(max(sizes)))
         data = data.to(stack.flat.device, stack.flat.dtype)
         epochs = self.num_epochs(sizes[0])
         with _noise_from(seeds[0], stack.flat.device), enough_threads(stack.flat.numel() * rows):
@@ -169,9 +168,7 @@ class _Steps:
             self.by_width[weights.shape[1]](order[:, index], weights, rate)
 
     def step_of_rows(self, rows: Tensor, weights: Tensor, rate: Tensor) -> None:
-        data = self.data
-        batch = LabelledStack(take_rows(data.x, rows), take_rows(data.y, rows), data.sizes)
-        self.step(batch, slice(0, rows.shape[1]), weights, None, rate)
+        self.step(self.data.ordered(rows), slice(0, rows.shape[1]), weights, None, rate)
 
     def step(
         self, shuffled: LabelledStack, index: Rows, weights: Tensor, active: Tensor | None, rate: Tensor

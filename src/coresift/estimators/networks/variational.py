@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -25,7 +24,7 @@ class VariationalSoftmax(nn.Module):
 
     Parameters
     ----------
-    features : D, the constant included that stands for a bias.
+    features : D, with the constant that stands for a bias.
     classes : C.
     rank : R, how many factors; C D of them can represent any covariance.
     generator : of the initial values; torch's own by default.
@@ -54,7 +53,7 @@ class VariationalSoftmax(nn.Module):
 
     @property
     def noises(self) -> int:
-        """How many standard normal numbers the logits of one row need: C + R."""
+        """How many standard normal numbers the logits of one row need."""
         return self.classes + self.rank
 
     def forward(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,19 +61,11 @@ class VariationalSoftmax(nn.Module):
         return self.logits(features, noise), self.kl()
 
     def logits(self, features: Tensor, noise: Tensor) -> Tensor:
-        """(n, C) draws of W x, each row with its own weights, by local reparametrisation.
+        """(n, C) draws of W x for features (n, D) and standard normal noise (n, C + R).
 
-        W x is Gaussian for given x, so its few numbers are drawn instead of the many of W; rows that are
-        independent make the gradient less noisy.
-
-        Parameters
-        ----------
-        features : (n, D)
-        noise : (n, C + R), standard normal.
-
-        References
-        ----------
-        Kingma et al., Variational Dropout and the Local Reparameterization Trick, 2015.
+        W x is Gaussian for given x, so its few numbers are drawn instead of the many of W. Each row has its
+        own weights, which makes the gradient less noisy: local reparametrisation (Kingma et al., Variational
+        Dropout and the Local Reparameterization Trick, 2015).
         """
         mean, std, factor = self._shaped()
         own, shared = noise[..., : self.classes], noise[..., self.classes :]
@@ -107,14 +98,10 @@ class VariationalSoftmax(nn.Module):
     def _shaped(self) -> tuple[Tensor, Tensor, Tensor]:
         """Mean (C, D), standard deviation (C, D) and factor (R, C, D)."""
         matrix = (self.classes, self.features)
-        return (
-            torch.unflatten(self.mean, -1, matrix),
-            torch.unflatten(self.log_std.exp(), -1, matrix),
-            torch.unflatten(self.factor, -1, (self.rank, *matrix)),
-        )
+        mean, std = (torch.unflatten(value, -1, matrix) for value in (self.mean, self.log_std.exp()))
+        return mean, std, torch.unflatten(self.factor, -1, (self.rank, *matrix))
 
 
-@dataclass(eq=False)
 class EvidenceLowerBound(Objective):
     """Minus the evidence lower bound of a stack of networks `Headed` by a `VariationalSoftmax`,
     per labelled point.
@@ -123,19 +110,15 @@ class EvidenceLowerBound(Objective):
     KL(q || prior) / n. Each network draws its noise from its own generator, and only for its own rows, so the
     result is the same as if it were trained alone.
 
-    Attributes
+    Parameters
     ----------
-    stack : whose last layers are trained.
     generators : S, on the CPU, so that a seed means the same on every device. They are not those that
         shuffle, since orders are drawn many epochs ahead, and how many depends on the other networks. If the
         stack's steps are recorded, the GPU's generator is used instead, which gives new noise on each replay.
     """
 
-    stack: Stack
-    generators: Sequence[torch.Generator]
-
-    def __post_init__(self) -> None:
-        self.recordable = self.stack.records_steps
+    def __init__(self, stack: Stack, generators: Sequence[torch.Generator]) -> None:
+        self.stack, self.generators, self.recordable = stack, generators, stack.records_steps
 
     def __call__(self, outputs: Tensor, data: LabelledStack, index: Rows, weights: Tensor) -> Tensor:
         head = cast(VariationalSoftmax, self.stack.template.head)
