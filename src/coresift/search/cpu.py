@@ -45,9 +45,6 @@ class PlainSearch(CosineSearch):
                 best, found = scores[position], part.start + position
         return found
 
-    def vector(self, n: Tensor) -> Tensor:
-        return self.space.vector(int(n))
-
     def close(self, index: Tensor) -> None:
         self._open[index[index >= 0]] = False
 
@@ -68,9 +65,6 @@ class VectorSearch(CosineSearch):
         if isinstance(space.sizes, InMemory):
             self._scale = space.sizes.values[0] * self._open
         self._out = torch.empty(space.columns.block, dtype=space.columns.dtype, device=space.device)
-
-    def vector(self, n: Tensor) -> Tensor:
-        return self.space.columns_at(n.reshape(1))[:, 0]
 
     def close(self, index: Tensor) -> None:
         index = index.to(self._open.device)

@@ -18,7 +18,15 @@ import torch
 from torch import Tensor
 
 from coresift import limits
-from coresift.search.base import CentreDistances, CosineSearch, Engine, Step, Tensors, register_engine
+from coresift.search.base import (
+    CentreDistances,
+    CosineSearch,
+    Engine,
+    Step,
+    Tensors,
+    register_engine,
+    where_reached,
+)
 from coresift.search.cpu import TIED, VectorSearch
 from coresift.search.cpu_distances import VectorDistances
 from coresift.search.cuda_kernels import cuda_kernels
@@ -250,7 +258,6 @@ class CudaDistances(CentreDistances):
     Parameters
     ----------
     space : its vectors are float32, rows contiguous in memory.
-    exact : changes nothing, since all distances are exact.
     """
 
     run_length = limits.CUDA_RUN_LENGTH
@@ -261,7 +268,6 @@ class CudaDistances(CentreDistances):
         open: Tensor,
         pending: Index,
         budget: int,
-        exact: bool = True,
         layout: Layout | None = None,
     ) -> None:
         self.space = space
@@ -378,29 +384,20 @@ class CudaDistances(CentreDistances):
         tile = limits.CUDA_TILE
         blocks = torch.nn.functional.pad(weights, (0, -len(weights) % tile)).view(-1, tile)
         sums = blocks.sum(1).cpu()
-        if float(sums.sum()) == 0:
+        level = share * float(sums.sum())
+        block = where_reached(sums, level)
+        if block < 0:
             return torch.tensor(-1, device=weights.device)
-        left = share * float(sums.sum())
-        block = _where_reached(sums, left)
-        place = _where_reached(blocks[block].cpu(), max(left - float(sums[:block].sum()), 0.0))
-        return torch.tensor(block * tile + place, device=weights.device)
+        position = where_reached(blocks[block].cpu(), max(level - float(sums[:block].sum()), 0.0))
+        return torch.tensor(block * tile + position, device=weights.device)
 
     def radius(self) -> float:
         return math.sqrt(self._nearest.max()) * self.space.unit
-
-    def spread(self) -> float:
-        return math.sqrt(self.sums.sum())
 
     def repeat(self, step: Callable[[Any], Tensor], times: int) -> Tensor:
         if step is not self._step:
             self._step, self._repeated = step, _Repeated(self._repeated.state)
         return self._repeated.run(lambda _: (step(self),), times)[0]
-
-
-def _where_reached(weights: Tensor, level: float) -> int:
-    """The first index where the cumulative sum is above a level, or the last one of a weight above zero."""
-    found = int(torch.searchsorted(weights.cumsum(0), level, right=True))
-    return found if found < len(weights) else int(weights.nonzero()[-1])
 
 
 def _has_kernels(space: VectorSpace) -> bool:
@@ -413,11 +410,8 @@ def _cosine_search(space: VectorSpace, open: Tensor) -> CosineSearch:
     return (CudaSearch if _has_kernels(space) else VectorSearch)(space, open)
 
 
-def _centre_distances(
-    space: VectorSpace, open: Tensor, pending: Index, budget: int, exact: bool
-) -> CentreDistances:
-    kind = CudaDistances if _has_kernels(space) else VectorDistances
-    return kind(space, open, pending, budget, exact)
+def _centre_distances(space: VectorSpace, open: Tensor, pending: Index, budget: int) -> CentreDistances:
+    return (CudaDistances if _has_kernels(space) else VectorDistances)(space, open, pending, budget)
 
 
 register_engine("cuda", Engine(_cosine_search, _centre_distances))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from coresift import limits
 from coresift.pool.arrow import import_ray
-from coresift.search.base import CentreDistances, CosineSearch, centre_distances, cosine_search
+from coresift.search.base import CentreDistances, CosineSearch, centre_distances, cosine_search, where_reached
 from coresift.search.cpu import TIED
 from coresift.search.shards import Shards, Strategy, Summary, as_mask, as_tensor
 from coresift.spaces.base import norm_sum, selectable
@@ -203,9 +203,6 @@ class _RaySearch(CosineSearch):
         self._open[index] = True
         self._changed.update(index.tolist())
 
-    def vector(self, n: Tensor) -> Tensor:
-        return self.space.columns_at(n.reshape(1))[:, 0]
-
     def argmax(self, element: Tensor, beside: Tensor | None = None) -> Tensor:
         if self._shards.state != self._state:  # another search has asked meanwhile
             self._shards.state = self._state
@@ -231,9 +228,7 @@ class _RayDistances(CentreDistances):
     The centres are kept here, for a shard that has to begin anew.
     """
 
-    def __init__(
-        self, space: RaySpace, open: Tensor, pending: Index, budget: int, exact: bool = False
-    ) -> None:
+    def __init__(self, space: RaySpace, open: Tensor, pending: Index, budget: int) -> None:
         self.space, self._open, self._shards = space, open.clone(), space.shards
         self._pending = len(pending)
         columns = space.columns_at(torch.from_numpy(pending)).numpy()
@@ -248,13 +243,6 @@ class _RayDistances(CentreDistances):
         start, stop = self._shards.starts[number : number + 2].tolist()
         centres = np.array(self._centres).reshape(len(self._centres), len(self.space.total()))
         return "start_distances", (np.packbits(self._open[start:stop].numpy()), centres, self._pending)
-
-    @property
-    def sums(self) -> Tensor:
-        return self._sums
-
-    def largest_cluster(self) -> Tensor:
-        return self._sums.argmax()
 
     def add(self, n: Tensor) -> None:
         if int(n) < 0:
@@ -281,26 +269,19 @@ class _RayDistances(CentreDistances):
     def draw(self, share: float) -> Tensor:
         if self._weights is None:
             self._weights = self._shards.ask("weight")
-        weights = self._weights
-        left, chosen = share * sum(weights), -1
-        for number, weight in enumerate(weights):
-            if weight > 0:
-                chosen = number
-                if left < weight:
-                    break
-                left -= weight
+        weights = torch.tensor(self._weights, dtype=torch.float64)
+        level = share * float(weights.sum())
+        chosen = where_reached(weights, level)
         if chosen < 0:
             return torch.tensor(-1)
-        n, vector = self._shards.ask_one(chosen, "draw", min(left / weights[chosen], 1.0))
+        left = (level - float(weights[:chosen].sum())) / float(weights[chosen])
+        n, vector = self._shards.ask_one(chosen, "draw", min(max(left, 0.0), 1.0))
         winner = int(self._shards.starts[chosen] + n)
         self.space.remember(winner, vector)
         return torch.tensor(winner)
 
     def radius(self) -> float:
         return float(max(self._shards.ask("radius")))
-
-    def spread(self) -> float:
-        return math.sqrt(max(float(self._sums.sum()), 0.0))
 
 
 cosine_search.register(RaySpace, _RaySearch)

@@ -171,19 +171,15 @@ class Shard:
     def start_distances(self, open: Bits, centres: Floats, pending: int) -> Floats:
         """Distances to centres (k, J), ``pending`` of them there from the start; the sums of all clusters."""
         mask, nothing, elements = as_mask(open, len(self.space)), np.empty(0, np.int64), as_tensor(centres)
-        self._distances = VectorDistances(self.space, mask, nothing, 0, True, elements[:pending])
+        self._distances = VectorDistances(self.space, mask, nothing, 0, elements[:pending])
         for element in elements[pending:]:
             self._distances.add_elements(element[None])
-        return self._sums()
+        return self._distances.sums.numpy()
 
     def add(self, centre: Floats, weigh: bool) -> tuple[Floats, float | None]:
         """Add a centre (J,); the sums of all clusters, and the `weight`."""
         self._distances.add_elements(as_tensor(centre)[None])
-        return self._sums(), self.weight() if weigh else None
-
-    def _sums(self) -> Floats:
-        sums: Floats = (self._distances.sums * self._distances.unit**2).numpy()
-        return sums
+        return self._distances.sums.numpy(), self.weight() if weigh else None
 
     def farthest(self, cluster: int | None) -> tuple[float, int, npt.NDArray[Any]] | None:
         """Squared distance, index and vector of what `CentreDistances.farthest` finds."""
@@ -192,7 +188,7 @@ class Shard:
 
     def weight(self) -> float:
         """The sum of the squared distances of points that may be chosen."""
-        return self._distances.weight() * self._distances.unit**2
+        return self._distances.unit**2 * sum(self._distances.weights())
 
     def draw(self, share: float) -> tuple[int, npt.NDArray[Any]]:
         """Index and vector of what `CentreDistances.draw` finds."""

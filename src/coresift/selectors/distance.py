@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -22,12 +21,10 @@ from coresift.types import Floats
 class DistanceSelector(Selector[Space]):
     """Adds centres one by one; a point at distance zero is taken only when no other is left."""
 
-    _exact: ClassVar[bool] = False
-
     def _choose(
         self, space: Space, selection: Selection, generator: torch.Generator
     ) -> tuple[Floats | None, Floats | None]:
-        distances = centre_distances(space, selection.open, selection.pending, selection.budget, self._exact)
+        distances = centre_distances(space, selection.open, selection.pending, selection.budget)
         residuals: list[float] = []
         while not selection.full:
             found = self._add(distances, selection.budget - len(selection.chosen), generator)
@@ -101,8 +98,6 @@ class KMeansPlusPlus(DistanceSelector):
     ----------
     Arthur and Vassilvitskii, k-means++: The Advantages of Careful Seeding, 2007.
     """
-
-    _exact: ClassVar[bool] = True
 
     def _add(self, distances: CentreDistances, most: int, generator: torch.Generator) -> list[int]:
         n = distances.draw(float(torch.rand((), dtype=torch.float64, generator=generator)))
