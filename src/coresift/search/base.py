@@ -85,10 +85,7 @@ class CosineSearch(ABC):
 
         Returns the tensors of the state after each step, each with one more axis of size ``times`` in front.
         """
-        states = []
-        for _ in range(times):
-            state = step(self, inputs, state)
-            states.append(state)
+        states = [state := step(self, inputs, state) for _ in range(times)]
         if times == 1:  # without a copy
             return tuple(part[None] for part in state)
         return tuple(torch.stack(parts) for parts in zip(*states, strict=True))

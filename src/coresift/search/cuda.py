@@ -79,20 +79,12 @@ class _Scan:
         self.values = torch.full((self.partials,), -torch.inf, dtype=torch.float64, device=vectors.device)
         self.points = torch.zeros_like(self.values, dtype=torch.int64)
 
-    def launch(self, name: str, *arguments: Any, **constants: Any) -> None:
-        """Start a kernel with a program for each share of the blocks."""
+    def launch(self, name: str, *arguments: Any, single: bool = False, **constants: Any) -> None:
+        """Start a kernel, with a program for each share of the blocks or as a ``single`` program."""
         options = {"num_warps": self.layout.warps, "maxnreg": self.layout.registers}
-        self._launch(name, self.programs, arguments, {**constants, **options})
-
-    def launch_single(self, name: str, *arguments: Any, **constants: Any) -> None:
-        """Start a kernel of one program."""
-        self._launch(name, 1, arguments, {**constants, "num_warps": 4})
-
-    def _launch(
-        self, name: str, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]
-    ) -> None:
         with torch.cuda.device(self.vectors.get_device()):  # -1, none, without a GPU
-            getattr(cuda_kernels(), name)[(programs,)](*arguments, **constants)
+            kernel = getattr(cuda_kernels(), name)[(1 if single else self.programs,)]
+            kernel(*arguments, **constants, **({"num_warps": 4} if single else options))
 
     def shape(self, rows: int) -> dict[str, int]:
         """The constants that kernels share which read blocks of vectors, ``rows`` at once."""
@@ -104,7 +96,7 @@ class _Scan:
         ``lowest``; ``vector`` (J,) receives the point's vector.
         """
         index = self.points.new_empty(())
-        self.launch_single(
+        self.launch(
             "largest",
             self.values,
             self.points,
@@ -117,6 +109,7 @@ class _Scan:
             PARTIALS=self.partials,
             LOWEST=lowest,
             TIED=TIED,
+            single=True,
         )
         return index
 
@@ -336,7 +329,7 @@ class CudaDistances(CentreDistances):
 
     def largest_cluster(self) -> Tensor:
         index = self._state.new_empty(())
-        self._scan.launch_single(
+        self._scan.launch(
             "largest_cluster",
             self._table,
             self._state,
@@ -344,6 +337,7 @@ class CudaDistances(CentreDistances):
             self._table.shape[1],
             COPIES=len(self._table),
             TILE=limits.CUDA_TILE,
+            single=True,
         )
         return index
 
@@ -365,7 +359,7 @@ class CudaDistances(CentreDistances):
 
     def add(self, n: Tensor) -> None:
         scan = self._scan
-        scan.launch_single(
+        scan.launch(
             "prepare_centre",
             scan.vectors,
             self._owner,
@@ -376,6 +370,7 @@ class CudaDistances(CentreDistances):
             J=scan.num_rows,
             TILE=min(_power_of_two(scan.num_rows), limits.CUDA_TILE),
             SAME=SAME,
+            single=True,
         )
         self._update()
 

@@ -22,7 +22,7 @@ from coresift import limits
 from coresift.pool.arrow import import_ray
 from coresift.search.base import CentreDistances, CosineSearch, centre_distances, cosine_search, where_reached
 from coresift.search.cpu import TIED
-from coresift.search.shards import Shards, Strategy, Summary, as_mask, as_tensor
+from coresift.search.shards import Found, Shards, Strategy, Summary, as_mask, as_tensor
 from coresift.spaces.base import norm_sum, selectable
 from coresift.spaces.problem import Problem
 from coresift.spaces.vectors import ColumnSpace
@@ -122,7 +122,9 @@ class RaySpace(ColumnSpace):
             each = shards.ask("rescale", lambda _: unit)
         self._total = sum((as_tensor(one.total) for one in each[1:]), as_tensor(each[0].total))
         self.norm_sum = sum(one.norm_sum for one in each)
-        self._selectable = [one.selectable for one in each]
+        sizes = np.diff(shards.starts).tolist()
+        masks = [as_mask(one.selectable, size) for one, size in zip(each, sizes, strict=True)]
+        self.selectable = torch.cat(masks)
         self._blocks = [one.blocks for one in each]
         self.resolution, self.additive = each[0].resolution, each[0].additive
         generator.set_state(as_tensor(each[0].state))
@@ -132,17 +134,22 @@ class RaySpace(ColumnSpace):
     def __len__(self) -> int:
         return int(self.shards.starts[-1])
 
-    def selectable(self) -> Tensor:
-        """(N,) bool, the points of norm above zero."""
-        sizes = np.diff(self.shards.starts).tolist()
-        return torch.cat([as_mask(bits, size) for bits, size in zip(self._selectable, sizes, strict=True)])
-
     def total(self) -> Tensor:
         return self._total
 
     def remember(self, n: int, column: npt.NDArray[Any]) -> None:
         """Keep a vector (J, 1) that came along with an answer: it will be asked for."""
         self._kept[n] = column[:, 0].astype(np.float64)
+
+    def best(self, answers: list[Found], tied: float = 0.0) -> Tensor:
+        """The point of the largest value that shards found, and the first of equal ones; -1 for no point."""
+        largest, best = -math.inf, -1
+        for start, (value, n, column) in zip(self.shards.starts.tolist(), answers, strict=False):
+            if n >= 0 and value > largest + tied:
+                largest, best, vector = value, start + n, column
+        if best >= 0:
+            self.remember(best, vector)
+        return torch.tensor(best)
 
     def columns_at(self, index: Tensor) -> Tensor:
         wanted: Index = index.numpy()
@@ -173,7 +180,7 @@ def _(space: RaySpace) -> float:
 
 @selectable.register
 def _(space: RaySpace) -> Tensor:
-    return space.selectable()
+    return space.selectable.clone()
 
 
 class _RaySearch(CosineSearch):
@@ -187,11 +194,10 @@ class _RaySearch(CosineSearch):
     def __init__(self, space: RaySpace, open: Tensor) -> None:
         self.space, self._shards, self._open = space, space.shards, open.clone()
         self._changed: set[int] = set()
-        self._shards.state = self._state
-        self._shards.ask("start_search", lambda number: self._state(number)[1])
+        self._shards.begin(self._state)
 
     def _state(self, number: int) -> tuple[str, tuple[Any, ...]]:
-        start, stop = self._shards.starts[number : number + 2].tolist()
+        start, stop = self._shards.ranges()[number]
         return "start_search", (np.packbits(self._open[start:stop].numpy()),)
 
     def close(self, index: Tensor) -> None:
@@ -205,21 +211,14 @@ class _RaySearch(CosineSearch):
 
     def argmax(self, element: Tensor, beside: Tensor | None = None) -> Tensor:
         if self._shards.state != self._state:  # another search has asked meanwhile
-            self._shards.state = self._state
-            self._shards.ask("start_search", lambda number: self._state(number)[1])
+            self._shards.begin(self._state)
         changed = np.array(sorted(self._changed), dtype=np.int64)
         open = self._open[torch.from_numpy(changed)].numpy()
         told = [(local, open[own]) for own, local in self._shards.split(changed)]
         other = None if beside is None else beside.numpy()
         answers = self._shards.ask("best", lambda number: (element.numpy(), other, *told[number]))
         self._changed.clear()
-        highest, winner = -math.inf, -1
-        for start, (cosine, n, column) in zip(self._shards.starts.tolist(), answers, strict=False):
-            if n >= 0 and cosine > highest + TIED:
-                highest, winner, vector = cosine, start + n, column
-        if winner >= 0:
-            self.space.remember(winner, vector)
-        return torch.tensor(winner)
+        return self.space.best(answers, TIED)
 
 
 class _RayDistances(CentreDistances):
@@ -233,14 +232,12 @@ class _RayDistances(CentreDistances):
         self._pending = len(pending)
         columns = space.columns_at(torch.from_numpy(pending)).numpy()
         self._centres: list[Floats] = list(columns.T)
-        self._shards.state = self._state
-        sums = self._shards.ask("start_distances", lambda number: self._state(number)[1])
-        self._sums = torch.from_numpy(np.sum(sums, 0))
+        self._sums = torch.from_numpy(np.sum(self._shards.begin(self._state), 0))
         # Of all shards, for draws: known only if asked for, and then along with the sums from there on.
         self._weights: list[float] | None = None
 
     def _state(self, number: int) -> tuple[str, tuple[Any, ...]]:
-        start, stop = self._shards.starts[number : number + 2].tolist()
+        start, stop = self._shards.ranges()[number]
         centres = np.array(self._centres).reshape(len(self._centres), len(self.space.total()))
         return "start_distances", (np.packbits(self._open[start:stop].numpy()), centres, self._pending)
 
@@ -257,14 +254,7 @@ class _RayDistances(CentreDistances):
 
     def farthest(self, cluster: Tensor | None = None) -> Tensor:
         number = None if cluster is None else int(cluster)
-        answers = self._shards.ask("farthest", lambda _: (number,))
-        largest, winner = 0.0, -1
-        for start, found in zip(self._shards.starts.tolist(), answers, strict=False):
-            if found is not None and found[0] > largest:
-                largest, winner, vector = found[0], start + found[1], found[2]
-        if winner >= 0:
-            self.space.remember(winner, vector)
-        return torch.tensor(winner)
+        return self.space.best(self._shards.ask("farthest", lambda _: (number,)))
 
     def draw(self, share: float) -> Tensor:
         if self._weights is None:
