@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from coresift import limits
-from coresift.search.base import (
-    CosineSearch,
-    Engine,
-    centre_distances,
-    cosine_search,
-    register_engine,
-)
+from coresift.search.base import CosineSearch, Engine, centre_distances, cosine_search, register_engine
 from coresift.search.cpu_distances import PlainDistances, VectorDistances
 from coresift.spaces.base import Space
 from coresift.spaces.storage import InMemory, where

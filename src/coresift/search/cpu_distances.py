@@ -124,12 +124,7 @@ class VectorDistances(CentreDistances):
     """
 
     def __init__(
-        self,
-        space: VectorSpace,
-        open: Tensor,
-        pending: Index,
-        budget: int,
-        elements: Tensor | None = None,
+        self, space: VectorSpace, open: Tensor, pending: Index, budget: int, elements: Tensor | None = None
     ) -> None:
         self.space, self.unit, self.computed = space, space.unit, 0
         self._open, self._all_open = open.to(space.device), bool(open.all())

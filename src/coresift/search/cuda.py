@@ -256,12 +256,7 @@ class CudaDistances(CentreDistances):
     run_length = limits.CUDA_RUN_LENGTH
 
     def __init__(
-        self,
-        space: VectorSpace,
-        open: Tensor,
-        pending: Index,
-        budget: int,
-        layout: Layout | None = None,
+        self, space: VectorSpace, open: Tensor, pending: Index, budget: int, layout: Layout | None = None
     ) -> None:
         self.space = space
         self._scan = scan = _Scan(space.vectors, layout or Layout())

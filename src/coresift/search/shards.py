@@ -84,12 +84,7 @@ class Shard:
     """
 
     def __init__(
-        self,
-        build: Callable[[Problem], Any],
-        problem: Problem,
-        part: Part,
-        state: Bits,
-        threads: int,
+        self, build: Callable[[Problem], Any], problem: Problem, part: Part, state: Bits, threads: int
     ) -> None:
         self._recipe = build, problem, part, state
         torch.set_num_threads(threads)
