@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 
@@ -61,15 +62,14 @@ class VectorSearch(CosineSearch):
         self._out = torch.empty(space.columns.block, dtype=space.columns.dtype, device=space.device)
 
     def close(self, index: Tensor) -> None:
-        index = index.to(self._open.device)
-        index = index[index >= 0]
+        index = index[index >= 0].to(self._open.device)
         self._open[index] = False
         if self._scale is not None:
             self._scale[index] = 0.0
 
     def reopen(self, index: Tensor) -> None:
         self._open[index] = True
-        if self._scale is not None and len(index):
+        if self._scale is not None:
             self._scale[index] = self.space.sizes.at(index)[0]
 
     def argmax(self, element: Tensor, beside: Tensor | None = None) -> Tensor:
@@ -94,7 +94,7 @@ class VectorSearch(CosineSearch):
         found: list[tuple[float, Tensor]] = []  # of a block, the largest cosine and the points near it
         for part, cosines in self._cosines(direction, masked):
             here = float(cosines.max())
-            if here != here:
+            if math.isnan(here):
                 raise FloatingPointError("no inner product is a number: the vectors' scales are out of range")
             if here > top - margin and here > -torch.inf:
                 top = max(top, here)

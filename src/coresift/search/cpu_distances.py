@@ -207,7 +207,7 @@ class VectorDistances(CentreDistances):
 
     def _largest_error(self) -> float:
         """The bound for all rounded distances."""
-        return float(torch.where(self._counts > 0, self._errors, 0.0).max()) if len(self._errors) else 0.0
+        return float((self._errors * (self._counts > 0)).max())
 
     def _tiles(self, size: int, width: int) -> Iterator[slice]:
         """Slices of ``size`` columns of ``width`` numbers that the working set has room for."""
@@ -226,7 +226,7 @@ class VectorDistances(CentreDistances):
         if rivals is not None:
             alone = rivals[index] == 1
             unclear, index = torch.cat([unclear, index[~alone]]), index[alone]
-        numbers = new.first if number is None else new.first + number[index]
+        numbers = new.first + (torch.zeros_like(index) if number is None else number[index])
         self._move(nearest, owner, index, rounded.index_select(0, index).float(), numbers)
         for some in torch.split(unclear, limits.NEAR_TIES):
             self._decide(new, vectors, nearest, owner, some)
@@ -247,26 +247,22 @@ class VectorDistances(CentreDistances):
         closer = best < before
         self._move(nearest, owner, index[closer], best[closer], number[closer])
 
-    def _move(
-        self, nearest: Tensor, owner: Tensor, index: Tensor, distances: Tensor, number: Tensor | int
-    ) -> None:
+    def _move(self, nearest: Tensor, owner: Tensor, index: Tensor, distances: Tensor, number: Tensor) -> None:
         """Points (c,) change hands, to the centres ``number``."""
         if len(index) == 0:
             return
-        size, before = len(self._sums), nearest.index_select(0, index)
+        before, former = nearest.index_select(0, index), owner.index_select(0, index)
         if math.isfinite(float(before[0])):  # not at the very first
-            former = owner.index_select(0, index)
-            self._sums -= torch.bincount(former, before.double(), size).cpu()
-            self._counts -= torch.bincount(former, minlength=size).cpu()
+            self._count(former, before, -1)
+        self._count(number, distances, 1)
         nearest.index_copy_(0, index, distances)
-        if isinstance(number, int):
-            owner.index_fill_(0, index, number)
-            self._sums[number] += float(distances.sum(dtype=torch.float64))
-            self._counts[number] += len(index)
-        else:
-            owner.index_copy_(0, index, number.to(owner))
-            self._sums += torch.bincount(number, distances.double(), size).cpu()
-            self._counts += torch.bincount(number, minlength=size).cpu()
+        owner.index_copy_(0, index, number.to(owner))
+
+    def _count(self, number: Tensor, distances: Tensor, sign: int) -> None:
+        """Add points (c,) to clusters, or take them out."""
+        size = len(self._sums)
+        self._sums += sign * torch.bincount(number, distances.double(), size).cpu()
+        self._counts += sign * torch.bincount(number, minlength=size).cpu()
 
     def _between(self, vectors: Tensor, number: Tensor | int) -> Tensor:
         """(n,) float32 squared distances, computed in float64, of vectors (J, n) from centres: those of
@@ -337,7 +333,7 @@ class VectorDistances(CentreDistances):
         owners = self._owner.at(index)[0].long()
         if len(index) <= limits.NEAR_TIES:
             return index, self._between(self.space.columns.at(index), owners)
-        self._refine(owners.unique().cpu())
+        self._refine(torch.bincount(owners).nonzero()[:, 0])
         return self._farthest(cluster, only_open)
 
     def _candidates(self, cluster: int | None, only_open: bool, margin: float) -> tuple[Tensor, Tensor]:

@@ -86,7 +86,7 @@ class _Scan:
             kernel = getattr(cuda_kernels(), name)[(1 if single else self.programs,)]
             kernel(*arguments, **constants, **({"num_warps": 4} if single else options))
 
-    def shape(self, rows: int) -> dict[str, int]:
+    def shape(self, rows: int) -> dict[str, Any]:
         """The constants that kernels share which read blocks of vectors, ``rows`` at once."""
         rows = min(max(rows, 1), _power_of_two(self.num_rows))
         return {"J": self.num_rows, "ROWS": rows, "BLOCK": self.layout.block}

@@ -27,16 +27,15 @@ class DistanceSelector(Selector[Space]):
         distances = centre_distances(space, selection.open, selection.pending, selection.budget)
         residuals: list[float] = []
         while not selection.full:
-            found = self._add(distances, selection.budget - len(selection.chosen), generator)
+            most = selection.budget - len(selection.chosen)
+            found = self._add(distances, most, generator)
+            none_left = not found
+            if none_left:  # duplicates only, which change no distance: the first that may be chosen
+                found = selection.open.nonzero()[:most, 0].tolist()
             for n in found:
                 selection.take(n)
-                if distances.run_length == 1:
-                    residuals.append(self._residual(distances))
-            if not found:  # duplicates only, which change no distance: the first that may be chosen
-                rest = selection.open.nonzero()[: selection.budget - len(selection.chosen), 0].tolist()
-                for n in rest:
-                    selection.take(n)
-                residuals.extend([self._residual(distances)] * len(rest))
+            if none_left or distances.run_length == 1:
+                residuals.extend([self._residual(distances)] * len(found))
         # Where many steps were made at once, nobody looked in between.
         complete = len(residuals) == selection.budget
         return None, np.asarray(residuals, dtype=np.float64) if complete else None
