@@ -13,11 +13,12 @@ their device. A space of a new type registers its own answers with ``cosine_sear
 from __future__ import annotations
 
 import importlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,12 +54,12 @@ class CosineSearch(ABC):
         open.
         """
 
-    @abstractmethod
     def vector(self, n: Tensor) -> Tensor:
         """Look up the element L_n of a 0-dimensional index, on a GPU without asking the host.
 
         For an index of -1 it is any element, as long as its numbers are finite.
         """
+        return self.space.vector(int(n))
 
     @abstractmethod
     def close(self, index: Tensor) -> None:
@@ -84,10 +85,7 @@ class CosineSearch(ABC):
 
         Returns the tensors of the state after each step, each with one more axis of size ``times`` in front.
         """
-        states = []
-        for _ in range(times):
-            state = step(self, inputs, state)
-            states.append(state)
+        states = [state := step(self, inputs, state) for _ in range(times)]
         if times == 1:  # without a copy
             return tuple(part[None] for part in state)
         return tuple(torch.stack(parts) for parts in zip(*states, strict=True))
@@ -108,19 +106,20 @@ class CentreDistances(ABC):
     """
 
     run_length: int = 1
+    _sums: Tensor
 
     @property
-    @abstractmethod
     def sums(self) -> Tensor:
         """(K,) float64 sum of the squared distances in each cluster, in the order in which centres were
         added.
 
         A GPU may have more entries than there are centres; those are zero.
         """
+        return self._sums
 
-    @abstractmethod
     def largest_cluster(self) -> Tensor:
         """The 0-dimensional number of the cluster with the largest sum; ties go to the lower number."""
+        return self.sums.argmax()
 
     @abstractmethod
     def farthest(self, cluster: Tensor | None = None) -> Tensor:
@@ -146,9 +145,9 @@ class CentreDistances(ABC):
     def radius(self) -> float:
         """The largest distance of any point to its nearest centre."""
 
-    @abstractmethod
     def spread(self) -> float:
         """The root of the sum of all squared distances."""
+        return math.sqrt(max(float(self.sums.sum()), 0.0))
 
     def repeat(self, step: Callable[[Any], Tensor], times: int) -> Tensor:
         """Make ``times`` steps, at most `run_length`, and return (times,) what each returned.
@@ -179,9 +178,7 @@ def cosine_search(space: Space, open: Tensor) -> CosineSearch:
 
 
 @singledispatch
-def centre_distances(
-    space: Space, open: Tensor, pending: Index, budget: int, exact: bool = False
-) -> CentreDistances:
+def centre_distances(space: Space, open: Tensor, pending: Index, budget: int) -> CentreDistances:
     """Prepare the distances to the first centres.
 
     Parameters
@@ -190,16 +187,8 @@ def centre_distances(
     open : (N,) bool, the points that may become centres; all points count in the sums.
     pending : points that are centres from the start.
     budget : how many centres will be added at most.
-    exact : compute every distance that changes at once in float64, as `draw` needs. Otherwise an engine may
-        keep rounded distances and look closer only where a decision needs it.
     """
     raise TypeError(f"nothing searches a {type(space).__name__}; register it with centre_distances.register")
-
-
-class _Distances(Protocol):
-    def __call__(
-        self, space: VectorSpace, open: Tensor, pending: Index, budget: int, exact: bool
-    ) -> CentreDistances: ...
 
 
 @dataclass(frozen=True)
@@ -207,7 +196,7 @@ class Engine:
     """What answers for stored vectors on one kind of device."""
 
     cosine_search: Callable[[VectorSpace, Tensor], CosineSearch]
-    centre_distances: _Distances
+    centre_distances: Callable[[VectorSpace, Tensor, Index, int], CentreDistances]
 
 
 _ENGINES: dict[str, Engine] = {}
@@ -233,5 +222,18 @@ def _(space: VectorSpace, open: Tensor) -> CosineSearch:
 
 
 @centre_distances.register
-def _(space: VectorSpace, open: Tensor, pending: Index, budget: int, exact: bool = False) -> CentreDistances:
-    return engine_for(space.device).centre_distances(space, open, pending, budget, exact)
+def _(space: VectorSpace, open: Tensor, pending: Index, budget: int) -> CentreDistances:
+    return engine_for(space.device).centre_distances(space, open, pending, budget)
+
+
+def where_reached(weights: Tensor, level: float) -> int:
+    """The first index where the cumulative sum is above a level; -1 where all weights are zero.
+
+    Rounding may keep the whole sum from a level near it: then it is the last index of a weight above zero.
+    """
+    # right=True skips points of weight zero, on which the sum stands still.
+    found = int(torch.searchsorted(weights.cumsum(0), level, right=True))
+    if found < len(weights):
+        return found
+    positive = weights.nonzero()
+    return int(positive[-1]) if len(positive) else -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 
@@ -9,13 +10,7 @@ import torch
 from torch import Tensor
 
 from coresift import limits
-from coresift.search.base import (
-    CosineSearch,
-    Engine,
-    centre_distances,
-    cosine_search,
-    register_engine,
-)
+from coresift.search.base import CosineSearch, Engine, centre_distances, cosine_search, register_engine
 from coresift.search.cpu_distances import PlainDistances, VectorDistances
 from coresift.spaces.base import Space
 from coresift.spaces.vectors import InMemory, VectorSpace, where
@@ -44,9 +39,6 @@ class PlainSearch(CosineSearch):
                 best, found = scores[position], part.start + position
         return found
 
-    def vector(self, n: Tensor) -> Tensor:
-        return self.space.vector(int(n))
-
     def close(self, index: Tensor) -> None:
         self._open[index[index >= 0]] = False
 
@@ -68,19 +60,15 @@ class VectorSearch(CosineSearch):
             self._scale = space.sizes.values[0] * self._open
         self._out = torch.empty(space.columns.block, dtype=space.columns.dtype, device=space.device)
 
-    def vector(self, n: Tensor) -> Tensor:
-        return self.space.columns_at(n.reshape(1))[:, 0]
-
     def close(self, index: Tensor) -> None:
-        index = index.to(self._open.device)
-        index = index[index >= 0]
+        index = index[index >= 0].to(self._open.device)
         self._open[index] = False
         if self._scale is not None:
             self._scale[index] = 0.0
 
     def reopen(self, index: Tensor) -> None:
         self._open[index] = True
-        if self._scale is not None and len(index):
+        if self._scale is not None:
             self._scale[index] = self.space.sizes.at(index)[0]
 
     def argmax(self, element: Tensor, beside: Tensor | None = None) -> Tensor:
@@ -105,7 +93,7 @@ class VectorSearch(CosineSearch):
         found: list[tuple[float, Tensor]] = []  # of a block, the largest cosine and the points near it
         for part, cosines in self._cosines(direction, masked):
             here = float(cosines.max())
-            if here != here:
+            if math.isnan(here):
                 raise FloatingPointError("no inner product is a number: the vectors' scales are out of range")
             if here > top - margin and here > -torch.inf:
                 top = max(top, here)

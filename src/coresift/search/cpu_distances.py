@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from coresift import limits
-from coresift.search.base import CentreDistances
+from coresift.search.base import CentreDistances, where_reached
 from coresift.spaces.base import SAME, Space
 from coresift.spaces.vectors import VectorSpace, new_like, take, where
 from coresift.types import Index
@@ -25,7 +25,7 @@ _LEAST = torch.finfo(torch.float32).tiny / _ROUNDING
 class PlainDistances(CentreDistances):
     """Distances from the inner products of any space, all in float64 and in memory."""
 
-    def __init__(self, space: Space, open: Tensor, pending: Index, budget: int, exact: bool = False) -> None:
+    def __init__(self, space: Space, open: Tensor, pending: Index, budget: int) -> None:
         self.space, self._open = space, open.to(space.norms.device)
         self._nearest = torch.full_like(space.norms, torch.inf)
         self._owner = torch.zeros_like(space.norms, dtype=torch.long)
@@ -36,13 +36,6 @@ class PlainDistances(CentreDistances):
             self.add(torch.tensor(n))
         if len(self._sums) == 0:
             self._add(torch.zeros_like(space.total())[None], space.norms.new_zeros(1))
-
-    @property
-    def sums(self) -> Tensor:
-        return self._sums
-
-    def largest_cluster(self) -> Tensor:
-        return self._sums.argmax()
 
     def add(self, n: Tensor) -> None:
         if int(n) >= 0:
@@ -67,13 +60,10 @@ class PlainDistances(CentreDistances):
 
     def draw(self, share: float) -> Tensor:
         weights = torch.where(self._open, self._nearest, 0.0)
-        return torch.tensor(_draw([slice(0, len(weights))], weights.__getitem__, share))
+        return torch.tensor(where_reached(weights, share * float(weights.sum())))
 
     def radius(self) -> float:
         return math.sqrt(float(self._nearest.max()))
-
-    def spread(self) -> float:
-        return math.sqrt(max(float(self._sums.sum()), 0.0))
 
 
 @dataclass(frozen=True)
@@ -124,7 +114,6 @@ class VectorDistances(CentreDistances):
 
     Parameters
     ----------
-    exact : compute each distance in float64 as soon as it changes.
     elements : (k, J) further first centres, which need not be points of the pool.
 
     Attributes
@@ -134,15 +123,9 @@ class VectorDistances(CentreDistances):
     """
 
     def __init__(
-        self,
-        space: VectorSpace,
-        open: Tensor,
-        pending: Index,
-        budget: int,
-        exact: bool = False,
-        elements: Tensor | None = None,
+        self, space: VectorSpace, open: Tensor, pending: Index, budget: int, elements: Tensor | None = None
     ) -> None:
-        self.space, self.unit, self._exact, self.computed = space, space.unit, exact, 0
+        self.space, self.unit, self.computed = space, space.unit, 0
         self._open, self._all_open = open.to(space.device), bool(open.all())
         on_gpu = space.device.type == "cuda"
         working_set = limits.DISTANCE_WORKING_SET_ON_GPU if on_gpu else limits.DISTANCE_WORKING_SET
@@ -167,7 +150,7 @@ class VectorDistances(CentreDistances):
         for element in [] if elements is None else elements:
             self.add_elements(element[None])
         if len(self._sums) == 0:
-            self._start_at_origin()
+            self.add_elements(torch.zeros_like(self._mean)[None])
 
     def _measure(self) -> None:
         """Choose what distances are measured from: |x - m|^2 for the mean, or |x|^2."""
@@ -185,21 +168,9 @@ class VectorDistances(CentreDistances):
                 squares[here] = self._differences(vectors[:, here], self._mean[:, None]) / self.unit**2
             self._largest_square = max(self._largest_square, float(squares.max()))
 
-    def _start_at_origin(self) -> None:
-        """The first centre where there is no other: the squared norms are known."""
-        if self._exact:
-            self.add_elements(torch.zeros_like(self._mean)[None])
-            return
-        self._extend(torch.zeros_like(self._mean)[None], torch.tensor([8 * _ROUNDING], dtype=torch.float64))
-        for part in self._nearest.parts():
-            nearest = self._nearest.part(part)[0].copy_(self.space.sizes.part(part)[1])
-            self._owner.part(part).zero_()
-            self._sums[0] += float(nearest.sum(dtype=torch.float64))
-        self._counts[0] = len(self.space)
-
     def add(self, n: Tensor) -> None:
         if int(n) >= 0:
-            self.add_elements(self.space.columns_at(n.reshape(1)).mT)
+            self.add_elements(self.space.vector(int(n))[None])
 
     def add_elements(self, elements: Tensor) -> None:
         """Make elements (k, J) of the space centres."""
@@ -210,7 +181,7 @@ class VectorDistances(CentreDistances):
         errors += 16 * _ROUNDING * (squares + self._largest_square)
         errors += 2 * SAME * elements.square().sum(1) / self.unit**2 + _LEAST
         first = len(self._sums)
-        self._extend(elements, torch.zeros(len(errors)) if self._exact else errors)
+        self._extend(elements, errors)
         direction, size = self.space.direction(moved)
         direction = direction * (-2 * size / self.unit**2).to(direction)
         offset = squares + 2 * (moved @ self._mean) / self.unit**2
@@ -235,7 +206,7 @@ class VectorDistances(CentreDistances):
 
     def _largest_error(self) -> float:
         """The bound for all rounded distances."""
-        return float(torch.where(self._counts > 0, self._errors, 0.0).max()) if len(self._errors) else 0.0
+        return float((self._errors * (self._counts > 0)).max())
 
     def _tiles(self, size: int, width: int) -> Iterator[slice]:
         """Slices of ``size`` columns of ``width`` numbers that the working set has room for."""
@@ -254,75 +225,55 @@ class VectorDistances(CentreDistances):
         if rivals is not None:
             alone = rivals[index] == 1
             unclear, index = torch.cat([unclear, index[~alone]]), index[alone]
-        number = None if number is None else number[index]
-        if self._exact:
-            distances = self._between(vectors, index, new.first if number is None else new.first + number)
-        else:
-            distances = rounded.index_select(0, index).float()
-        self._move(nearest, owner, index, distances, new.first if number is None else new.first + number)
-        if len(unclear):
-            self._decide(new, vectors, nearest, owner, unclear)
+        numbers = new.first + (torch.zeros_like(index) if number is None else number[index])
+        self._move(nearest, owner, index, rounded.index_select(0, index).float(), numbers)
+        for some in torch.split(unclear, limits.NEAR_TIES):
+            self._decide(new, vectors, nearest, owner, some)
 
     def _decide(
         self, new: _NewCentres, vectors: Tensor, nearest: Tensor, owner: Tensor, index: Tensor
     ) -> None:
-        """Give points (c,) of some vectors to the new centres where these are closer, by exact distances."""
-        columns = take(vectors, index) if limits.GATHER_LIMIT * len(index) < vectors.shape[1] else None
-        here = index
-        if columns is None:
-            columns, here = vectors, torch.arange(vectors.shape[1], device=vectors.device)
-        best = self._between(columns, None, new.first)
-        number = torch.zeros_like(here)
-        for other in range(1, len(new.direction)):
-            distances = self._between(columns, None, new.first + other)
+        """Give points ``index`` (c,) to the new centres where these are closer, by exact distances."""
+        columns = take(vectors, index)
+        best, number = self._between(columns, new.first), torch.full_like(index, new.first)
+        for other in range(new.first + 1, new.first + len(new.direction)):
+            distances = self._between(columns, other)
             number = torch.where(distances < best, other, number)
             best = torch.minimum(distances, best)
-        before = nearest[here]
-        if not self._exact and len(self._counts) > len(new.direction):
-            before = self._between(columns, None, owner[here].long())
+        before = nearest[index]
+        if new.first > 0:
+            before = self._between(columns, owner[index].long())
         closer = best < before
-        if len(here) > len(index):
-            mask = torch.zeros_like(closer)
-            mask[index] = True
-            closer &= mask
-        self._move(nearest, owner, here[closer], best[closer], new.first + number[closer])
+        self._move(nearest, owner, index[closer], best[closer], number[closer])
 
-    def _move(
-        self, nearest: Tensor, owner: Tensor, index: Tensor, distances: Tensor, number: Tensor | int
-    ) -> None:
+    def _move(self, nearest: Tensor, owner: Tensor, index: Tensor, distances: Tensor, number: Tensor) -> None:
         """Points (c,) change hands, to the centres ``number``."""
         if len(index) == 0:
             return
-        size, before = len(self._sums), nearest.index_select(0, index)
+        before, former = nearest.index_select(0, index), owner.index_select(0, index)
         if math.isfinite(float(before[0])):  # not at the very first
-            former = owner.index_select(0, index)
-            self._sums -= torch.bincount(former, before.double(), size).cpu()
-            self._counts -= torch.bincount(former, minlength=size).cpu()
+            self._count(former, before, -1)
+        self._count(number, distances, 1)
         nearest.index_copy_(0, index, distances)
-        if isinstance(number, int):
-            owner.index_fill_(0, index, number)
-            self._sums[number] += float(distances.sum(dtype=torch.float64))
-            self._counts[number] += len(index)
-        else:
-            owner.index_copy_(0, index, number.to(owner))
-            self._sums += torch.bincount(number, distances.double(), size).cpu()
-            self._counts += torch.bincount(number, minlength=size).cpu()
+        owner.index_copy_(0, index, number.to(owner))
 
-    def _between(self, vectors: Tensor, index: Tensor | None, number: Tensor | int) -> Tensor:
-        """(c,) float32 squared distances, computed in float64, of some vectors (J, n) from centres: those of
-        ``number`` (c,), or one.
+    def _count(self, number: Tensor, distances: Tensor, sign: int) -> None:
+        """Add points (c,) to clusters, or take them out."""
+        size = len(self._sums)
+        self._sums += sign * torch.bincount(number, distances.double(), size).cpu()
+        self._counts += sign * torch.bincount(number, minlength=size).cpu()
+
+    def _between(self, vectors: Tensor, number: Tensor | int) -> Tensor:
+        """(n,) float32 squared distances, computed in float64, of vectors (J, n) from centres: those of
+        ``number`` (n,), or one.
         """
-        size = vectors.shape[1] if index is None else len(index)
-        if index is not None and isinstance(number, int) and limits.GATHER_LIMIT * size > vectors.shape[1]:
-            return self._between(vectors, None, number)[index]
-        found = torch.empty(size, dtype=torch.float32, device=vectors.device)
-        self.computed += size
-        for here in self._tiles(size, len(vectors)):
-            some = vectors[:, here] if index is None else take(vectors, index[here])
-            which = number if isinstance(number, int) else number[here]
-            centres = self._centres[:, which]
-            distances = self._differences(some, centres[:, None] if centres.ndim == 1 else centres)
-            found[here] = torch.where(distances > self._same[which], distances / self.unit**2, 0.0)
+        found = torch.empty(vectors.shape[1], dtype=torch.float32, device=vectors.device)
+        self.computed += len(found)
+        for tile in self._tiles(len(found), len(vectors)):
+            which = number if isinstance(number, int) else number[tile]
+            centres = self._centres[:, which].view(len(vectors), -1)
+            distances = self._differences(vectors[:, tile], centres)
+            found[tile] = torch.where(distances > self._same[which], distances / self.unit**2, 0.0)
         return found
 
     def _differences(self, vectors: Tensor, centres: Tensor) -> Tensor:
@@ -332,8 +283,8 @@ class VectorDistances(CentreDistances):
 
     @property
     def sums(self) -> Tensor:
-        self._refine((self._counts * self._errors > 0).nonzero()[:, 0])
-        return self._sums
+        self._refine_all()
+        return self._sums * self.unit**2
 
     def largest_cluster(self) -> Tensor:
         while True:
@@ -344,105 +295,85 @@ class VectorDistances(CentreDistances):
                 return rivals[self._sums[rivals].argmax()]
             self._refine(unsure[self._sums[unsure].argmax()][None])
 
+    def _refine_all(self) -> None:
+        self._refine((self._counts * self._errors > 0).nonzero()[:, 0])
+
     def _refine(self, clusters: Tensor) -> None:
         """Compute all distances in some clusters in float64."""
-        if len(clusters) == 0:
-            return
-        chosen = torch.zeros(len(self._sums), dtype=torch.bool)
-        chosen[clusters] = True
-        self._sums[clusters], chosen = 0.0, chosen.to(self.space.device)
-        for part in self.space.columns.parts():
-            nearest, owner = self._nearest.part(part)[0], self._owner.part(part)[0].long()
-            if len(clusters) == 1:
-                index = where(owner, operator.eq, int(clusters[0]))
-            else:
-                index = chosen[owner].nonzero()[:, 0]
-            number = owner[index]
-            distances = self._between(self.space.columns.part(part), index, number)
-            nearest.index_copy_(0, index, distances)
-            self._sums += torch.bincount(number, distances.double(), len(self._sums)).cpu()
-        self._errors[clusters] = 0.0
+        for cluster in clusters.tolist():
+            total = 0.0
+            for part in self.space.columns.parts():
+                vectors = self.space.columns.part(part)
+                index = where(self._owner.part(part)[0], operator.eq, cluster)
+                for some in torch.split(index, limits.NEAR_TIES):
+                    distances = self._between(take(vectors, some), cluster)
+                    self._nearest.part(part)[0].index_copy_(0, some, distances)
+                    total += float(distances.sum(dtype=torch.float64))
+            self._sums[cluster], self._errors[cluster] = total, 0.0
 
     def farthest(self, cluster: Tensor | None = None) -> Tensor:
-        may = None if self._all_open else self._open
-        index, distances = self._farthest(None if cluster is None else int(cluster), may)
+        index, distances = self._farthest(None if cluster is None else int(cluster), not self._all_open)
         if len(index) == 0 or not float(distances.max()) > 0:
             return torch.tensor(-1)
         return index[distances == distances.max()].min()
 
-    def radius(self) -> float:
-        return self.unit * math.sqrt(float(self._farthest(None, None)[1].max()))
+    def spread(self) -> float:
+        return self.unit * math.sqrt(max(float(self._sums.sum()), 0.0))
 
-    def _farthest(self, cluster: int | None, may: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Points of a mask (N,), the farthest from their centres among them, and distances in float64."""
+    def radius(self) -> float:
+        return self.unit * math.sqrt(float(self._farthest(None, False)[1].max()))
+
+    def _farthest(self, cluster: int | None, only_open: bool) -> tuple[Tensor, Tensor]:
+        """The points (c,) farthest from their centre, in one cluster or in all, and distances in float64."""
         error = self._largest_error() if cluster is None else float(self._errors[cluster])
-        index, distances = self._candidates(cluster, may, 2 * error)
+        index, distances = self._candidates(cluster, only_open, 2 * error)
         if error == 0 or len(index) == 0:
             return index, distances
         owners = self._owner.at(index)[0].long()
         if len(index) <= limits.NEAR_TIES:
-            return index, self._between(self.space.columns.at(index), None, owners)
-        here = torch.bincount(owners, minlength=len(self._sums)).cpu() > 0
-        self._refine((here & (self._errors > 0)).nonzero()[:, 0])
-        return self._farthest(cluster, may)
+            return index, self._between(self.space.columns.at(index), owners)
+        self._refine(torch.bincount(owners).nonzero()[:, 0])
+        return self._farthest(cluster, only_open)
 
-    def _candidates(self, cluster: int | None, may: Tensor | None, margin: float) -> tuple[Tensor, Tensor]:
-        """Points within a margin of the largest rounded distance from one centre, or from all."""
-        bound, found = -torch.inf, list[tuple[Tensor, Tensor]]()
+    def _candidates(self, cluster: int | None, only_open: bool, margin: float) -> tuple[Tensor, Tensor]:
+        """Points within a margin of the largest rounded distance, and these distances."""
+        bound, found = torch.finfo(torch.float32).min, list[tuple[Tensor, Tensor]]()
         for part in self._nearest.parts():
-            nearest = self._nearest.part(part)[0]
-            if cluster is not None:
-                here = where(self._owner.part(part)[0], operator.eq, cluster)
-                here = here if may is None else here[may[part][here]]
-                values = nearest[here]
-            else:
-                values = nearest if may is None else nearest.masked_fill(~may[part], -torch.inf)
-                here = None
-            if len(values) == 0:
-                continue
-            bound = max(bound, float(values.max()) - margin)
-            kept = where(values, operator.ge, bound)
-            if bound > -torch.inf:
-                found.append(((kept if here is None else here[kept]) + part.start, values[kept]))
-        index = [index[values >= bound] for index, values in found]
-        distances = [values[values >= bound] for _, values in found]
-        if not found:
-            return torch.empty(0, dtype=torch.long), torch.empty(0)
-        return torch.cat(index), torch.cat(distances)
+            distances, open = self._nearest.part(part)[0], self._open[part]
+            members = None if cluster is None else where(self._owner.part(part)[0], operator.eq, cluster)
+            if members is not None:
+                distances, open = distances.index_select(0, members), open.index_select(0, members)
+            if only_open:
+                distances = distances.masked_fill(~open, -torch.inf)
+            if len(distances):
+                bound = max(bound, float(distances.max()) - margin)
+            near = where(distances, operator.ge, bound)
+            found.append(((near if members is None else members[near]) + part.start, distances[near]))
+        index, distances = (torch.cat(columns) for columns in zip(*found, strict=True))
+        near = distances >= bound
+        return index[near], distances[near]
 
     def distance_at(self, n: int) -> float:
-        """The squared distance of a point to its centre."""
-        return float(self._nearest.at(torch.tensor([n]))) * self.unit**2
+        """The squared distance of a point to its centre, computed in float64."""
+        index = torch.tensor([n])
+        owner = self._owner.at(index)[0].long()
+        return self.unit**2 * float(self._between(self.space.columns.at(index), owner))
 
     def draw(self, share: float) -> Tensor:
-        return torch.tensor(_draw(self._nearest.parts(), self._weights, share))
+        parts = self._nearest.parts()
+        weights = torch.tensor(self.weights(), dtype=torch.float64)
+        level = share * float(weights.sum())
+        chosen = where_reached(weights, level)
+        if chosen < 0:
+            return torch.tensor(-1)
+        left = level - float(weights[:chosen].sum())
+        return torch.tensor(parts[chosen].start + where_reached(self._weights(parts[chosen]), left))
 
-    def weight(self) -> float:
-        """The sum of the squared distances of open points."""
-        return sum(float(self._weights(part).sum()) for part in self._nearest.parts())
+    def weights(self) -> list[float]:
+        """The sum of the squared distances of open points in each part, in units of ``unit**2``."""
+        self._refine_all()
+        return [float(self._weights(part).sum()) for part in self._nearest.parts()]
 
     def _weights(self, part: slice) -> Tensor:
         """(n,) float64 squared distances, zero for points that are not open."""
         return self._nearest.part(part)[0].double().mul_(self._open[part])
-
-    def spread(self) -> float:
-        return self.unit * math.sqrt(max(float(self._sums.sum()), 0.0))
-
-
-def _draw(parts: Iterable[slice], weights: Callable[[slice], Tensor], share: float) -> int:
-    """The point where the cumulative sum of weights reaches a share of the whole; -1 where all are zero."""
-    sums = [(part, float(weights(part).sum())) for part in parts]
-    left = share * sum(weight for _, weight in sums)
-    chosen = None
-    for part, weight in sums:
-        if weight > 0:
-            chosen = part
-            if left < weight:
-                break
-            left -= weight
-    if chosen is None:
-        return -1
-    values = weights(chosen)
-    # right=True skips points of weight zero, on which the sum stands still.
-    position = int(torch.searchsorted(values.cumsum(0), left, right=True))
-    return int(chosen.start) + (position if position < len(values) else int(values.nonzero()[-1]))

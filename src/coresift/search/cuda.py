@@ -18,7 +18,15 @@ import torch
 from torch import Tensor
 
 from coresift import limits
-from coresift.search.base import CentreDistances, CosineSearch, Engine, Step, Tensors, register_engine
+from coresift.search.base import (
+    CentreDistances,
+    CosineSearch,
+    Engine,
+    Step,
+    Tensors,
+    register_engine,
+    where_reached,
+)
 from coresift.search.cpu import TIED, VectorSearch
 from coresift.search.cpu_distances import VectorDistances
 from coresift.search.cuda_kernels import cuda_kernels
@@ -71,22 +79,14 @@ class _Scan:
         self.values = torch.full((self.partials,), -torch.inf, dtype=torch.float64, device=vectors.device)
         self.points = torch.zeros_like(self.values, dtype=torch.int64)
 
-    def launch(self, name: str, *arguments: Any, **constants: Any) -> None:
-        """Start a kernel with a program for each share of the blocks."""
+    def launch(self, name: str, *arguments: Any, single: bool = False, **constants: Any) -> None:
+        """Start a kernel, with a program for each share of the blocks or as a ``single`` program."""
         options = {"num_warps": self.layout.warps, "maxnreg": self.layout.registers}
-        self._launch(name, self.programs, arguments, {**constants, **options})
-
-    def launch_single(self, name: str, *arguments: Any, **constants: Any) -> None:
-        """Start a kernel of one program."""
-        self._launch(name, 1, arguments, {**constants, "num_warps": 4})
-
-    def _launch(
-        self, name: str, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]
-    ) -> None:
         with torch.cuda.device(self.vectors.get_device()):  # -1, none, without a GPU
-            getattr(cuda_kernels(), name)[(programs,)](*arguments, **constants)
+            kernel = getattr(cuda_kernels(), name)[(1 if single else self.programs,)]
+            kernel(*arguments, **constants, **({"num_warps": 4} if single else options))
 
-    def shape(self, rows: int) -> dict[str, int]:
+    def shape(self, rows: int) -> dict[str, Any]:
         """The constants that kernels share which read blocks of vectors, ``rows`` at once."""
         rows = min(max(rows, 1), _power_of_two(self.num_rows))
         return {"J": self.num_rows, "ROWS": rows, "BLOCK": self.layout.block}
@@ -96,7 +96,7 @@ class _Scan:
         ``lowest``; ``vector`` (J,) receives the point's vector.
         """
         index = self.points.new_empty(())
-        self.launch_single(
+        self.launch(
             "largest",
             self.values,
             self.points,
@@ -109,6 +109,7 @@ class _Scan:
             PARTIALS=self.partials,
             LOWEST=lowest,
             TIED=TIED,
+            single=True,
         )
         return index
 
@@ -250,19 +251,12 @@ class CudaDistances(CentreDistances):
     Parameters
     ----------
     space : its vectors are float32, rows contiguous in memory.
-    exact : changes nothing, since all distances are exact.
     """
 
     run_length = limits.CUDA_RUN_LENGTH
 
     def __init__(
-        self,
-        space: VectorSpace,
-        open: Tensor,
-        pending: Index,
-        budget: int,
-        exact: bool = True,
-        layout: Layout | None = None,
+        self, space: VectorSpace, open: Tensor, pending: Index, budget: int, layout: Layout | None = None
     ) -> None:
         self.space = space
         self._scan = scan = _Scan(space.vectors, layout or Layout())
@@ -330,7 +324,7 @@ class CudaDistances(CentreDistances):
 
     def largest_cluster(self) -> Tensor:
         index = self._state.new_empty(())
-        self._scan.launch_single(
+        self._scan.launch(
             "largest_cluster",
             self._table,
             self._state,
@@ -338,6 +332,7 @@ class CudaDistances(CentreDistances):
             self._table.shape[1],
             COPIES=len(self._table),
             TILE=limits.CUDA_TILE,
+            single=True,
         )
         return index
 
@@ -359,7 +354,7 @@ class CudaDistances(CentreDistances):
 
     def add(self, n: Tensor) -> None:
         scan = self._scan
-        scan.launch_single(
+        scan.launch(
             "prepare_centre",
             scan.vectors,
             self._owner,
@@ -370,6 +365,7 @@ class CudaDistances(CentreDistances):
             J=scan.num_rows,
             TILE=min(_power_of_two(scan.num_rows), limits.CUDA_TILE),
             SAME=SAME,
+            single=True,
         )
         self._update()
 
@@ -378,29 +374,20 @@ class CudaDistances(CentreDistances):
         tile = limits.CUDA_TILE
         blocks = torch.nn.functional.pad(weights, (0, -len(weights) % tile)).view(-1, tile)
         sums = blocks.sum(1).cpu()
-        if float(sums.sum()) == 0:
+        level = share * float(sums.sum())
+        block = where_reached(sums, level)
+        if block < 0:
             return torch.tensor(-1, device=weights.device)
-        left = share * float(sums.sum())
-        block = _where_reached(sums, left)
-        place = _where_reached(blocks[block].cpu(), max(left - float(sums[:block].sum()), 0.0))
-        return torch.tensor(block * tile + place, device=weights.device)
+        position = where_reached(blocks[block].cpu(), max(level - float(sums[:block].sum()), 0.0))
+        return torch.tensor(block * tile + position, device=weights.device)
 
     def radius(self) -> float:
         return math.sqrt(self._nearest.max()) * self.space.unit
-
-    def spread(self) -> float:
-        return math.sqrt(self.sums.sum())
 
     def repeat(self, step: Callable[[Any], Tensor], times: int) -> Tensor:
         if step is not self._step:
             self._step, self._repeated = step, _Repeated(self._repeated.state)
         return self._repeated.run(lambda _: (step(self),), times)[0]
-
-
-def _where_reached(weights: Tensor, level: float) -> int:
-    """The first index where the cumulative sum is above a level, or the last one of a weight above zero."""
-    found = int(torch.searchsorted(weights.cumsum(0), level, right=True))
-    return found if found < len(weights) else int(weights.nonzero()[-1])
 
 
 def _has_kernels(space: VectorSpace) -> bool:
@@ -413,11 +400,8 @@ def _cosine_search(space: VectorSpace, open: Tensor) -> CosineSearch:
     return (CudaSearch if _has_kernels(space) else VectorSearch)(space, open)
 
 
-def _centre_distances(
-    space: VectorSpace, open: Tensor, pending: Index, budget: int, exact: bool
-) -> CentreDistances:
-    kind = CudaDistances if _has_kernels(space) else VectorDistances
-    return kind(space, open, pending, budget, exact)
+def _centre_distances(space: VectorSpace, open: Tensor, pending: Index, budget: int) -> CentreDistances:
+    return (CudaDistances if _has_kernels(space) else VectorDistances)(space, open, pending, budget)
 
 
 register_engine("cuda", Engine(_cosine_search, _centre_distances))

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from coresift import limits
 from coresift.pool import import_ray
-from coresift.search.base import CentreDistances, CosineSearch, centre_distances, cosine_search
+from coresift.search.base import CentreDistances, CosineSearch, centre_distances, cosine_search, where_reached
 from coresift.search.cpu import TIED
-from coresift.search.shards import Shards, Strategy, Summary, as_mask, as_tensor
+from coresift.search.shards import Found, Shards, Strategy, Summary, as_mask, as_tensor
 from coresift.spaces.base import Problem, norm_sum, selectable
 from coresift.spaces.vectors import ColumnSpace
 from coresift.types import Batch, Floats, Index
@@ -121,7 +121,9 @@ class RaySpace(ColumnSpace):
             each = shards.ask("rescale", lambda _: unit)
         self._total = sum((as_tensor(one.total) for one in each[1:]), as_tensor(each[0].total))
         self.norm_sum = sum(one.norm_sum for one in each)
-        self._selectable = [one.selectable for one in each]
+        sizes = np.diff(shards.starts).tolist()
+        masks = [as_mask(one.selectable, size) for one, size in zip(each, sizes, strict=True)]
+        self.selectable = torch.cat(masks)
         self._blocks = [one.blocks for one in each]
         self.resolution, self.additive = each[0].resolution, each[0].additive
         generator.set_state(as_tensor(each[0].state))
@@ -131,17 +133,22 @@ class RaySpace(ColumnSpace):
     def __len__(self) -> int:
         return int(self.shards.starts[-1])
 
-    def selectable(self) -> Tensor:
-        """(N,) bool, the points of norm above zero."""
-        sizes = np.diff(self.shards.starts).tolist()
-        return torch.cat([as_mask(bits, size) for bits, size in zip(self._selectable, sizes, strict=True)])
-
     def total(self) -> Tensor:
         return self._total
 
     def remember(self, n: int, column: npt.NDArray[Any]) -> None:
         """Keep a vector (J, 1) that came along with an answer: it will be asked for."""
         self._kept[n] = column[:, 0].astype(np.float64)
+
+    def best(self, answers: list[Found], tied: float = 0.0) -> Tensor:
+        """The point of the largest value that shards found, and the first of equal ones; -1 for no point."""
+        largest, best = -math.inf, -1
+        for start, (value, n, column) in zip(self.shards.starts.tolist(), answers, strict=False):
+            if n >= 0 and value > largest + tied:
+                largest, best, vector = value, start + n, column
+        if best >= 0:
+            self.remember(best, vector)
+        return torch.tensor(best)
 
     def columns_at(self, index: Tensor) -> Tensor:
         wanted: Index = index.numpy()
@@ -172,7 +179,7 @@ def _(space: RaySpace) -> float:
 
 @selectable.register
 def _(space: RaySpace) -> Tensor:
-    return space.selectable()
+    return space.selectable.clone()
 
 
 class _RaySearch(CosineSearch):
@@ -186,11 +193,10 @@ class _RaySearch(CosineSearch):
     def __init__(self, space: RaySpace, open: Tensor) -> None:
         self.space, self._shards, self._open = space, space.shards, open.clone()
         self._changed: set[int] = set()
-        self._shards.state = self._state
-        self._shards.ask("start_search", lambda number: self._state(number)[1])
+        self._shards.begin(self._state)
 
     def _state(self, number: int) -> tuple[str, tuple[Any, ...]]:
-        start, stop = self._shards.starts[number : number + 2].tolist()
+        start, stop = self._shards.ranges()[number]
         return "start_search", (np.packbits(self._open[start:stop].numpy()),)
 
     def close(self, index: Tensor) -> None:
@@ -202,26 +208,16 @@ class _RaySearch(CosineSearch):
         self._open[index] = True
         self._changed.update(index.tolist())
 
-    def vector(self, n: Tensor) -> Tensor:
-        return self.space.columns_at(n.reshape(1))[:, 0]
-
     def argmax(self, element: Tensor, beside: Tensor | None = None) -> Tensor:
         if self._shards.state != self._state:  # another search has asked meanwhile
-            self._shards.state = self._state
-            self._shards.ask("start_search", lambda number: self._state(number)[1])
+            self._shards.begin(self._state)
         changed = np.array(sorted(self._changed), dtype=np.int64)
         open = self._open[torch.from_numpy(changed)].numpy()
         told = [(local, open[own]) for own, local in self._shards.split(changed)]
         other = None if beside is None else beside.numpy()
         answers = self._shards.ask("best", lambda number: (element.numpy(), other, *told[number]))
         self._changed.clear()
-        highest, winner = -math.inf, -1
-        for start, (cosine, n, column) in zip(self._shards.starts.tolist(), answers, strict=False):
-            if n >= 0 and cosine > highest + TIED:
-                highest, winner, vector = cosine, start + n, column
-        if winner >= 0:
-            self.space.remember(winner, vector)
-        return torch.tensor(winner)
+        return self.space.best(answers, TIED)
 
 
 class _RayDistances(CentreDistances):
@@ -230,30 +226,19 @@ class _RayDistances(CentreDistances):
     The centres are kept here, for a shard that has to begin anew.
     """
 
-    def __init__(
-        self, space: RaySpace, open: Tensor, pending: Index, budget: int, exact: bool = False
-    ) -> None:
+    def __init__(self, space: RaySpace, open: Tensor, pending: Index, budget: int) -> None:
         self.space, self._open, self._shards = space, open.clone(), space.shards
         self._pending = len(pending)
         columns = space.columns_at(torch.from_numpy(pending)).numpy()
         self._centres: list[Floats] = list(columns.T)
-        self._shards.state = self._state
-        sums = self._shards.ask("start_distances", lambda number: self._state(number)[1])
-        self._sums = torch.from_numpy(np.sum(sums, 0))
+        self._sums = torch.from_numpy(np.sum(self._shards.begin(self._state), 0))
         # Of all shards, for draws: known only if asked for, and then along with the sums from there on.
         self._weights: list[float] | None = None
 
     def _state(self, number: int) -> tuple[str, tuple[Any, ...]]:
-        start, stop = self._shards.starts[number : number + 2].tolist()
+        start, stop = self._shards.ranges()[number]
         centres = np.array(self._centres).reshape(len(self._centres), len(self.space.total()))
         return "start_distances", (np.packbits(self._open[start:stop].numpy()), centres, self._pending)
-
-    @property
-    def sums(self) -> Tensor:
-        return self._sums
-
-    def largest_cluster(self) -> Tensor:
-        return self._sums.argmax()
 
     def add(self, n: Tensor) -> None:
         if int(n) < 0:
@@ -268,38 +253,24 @@ class _RayDistances(CentreDistances):
 
     def farthest(self, cluster: Tensor | None = None) -> Tensor:
         number = None if cluster is None else int(cluster)
-        answers = self._shards.ask("farthest", lambda _: (number,))
-        largest, winner = 0.0, -1
-        for start, found in zip(self._shards.starts.tolist(), answers, strict=False):
-            if found is not None and found[0] > largest:
-                largest, winner, vector = found[0], start + found[1], found[2]
-        if winner >= 0:
-            self.space.remember(winner, vector)
-        return torch.tensor(winner)
+        return self.space.best(self._shards.ask("farthest", lambda _: (number,)))
 
     def draw(self, share: float) -> Tensor:
         if self._weights is None:
             self._weights = self._shards.ask("weight")
-        weights = self._weights
-        left, chosen = share * sum(weights), -1
-        for number, weight in enumerate(weights):
-            if weight > 0:
-                chosen = number
-                if left < weight:
-                    break
-                left -= weight
+        weights = torch.tensor(self._weights, dtype=torch.float64)
+        level = share * float(weights.sum())
+        chosen = where_reached(weights, level)
         if chosen < 0:
             return torch.tensor(-1)
-        n, vector = self._shards.ask_one(chosen, "draw", min(left / weights[chosen], 1.0))
+        left = (level - float(weights[:chosen].sum())) / float(weights[chosen])
+        n, vector = self._shards.ask_one(chosen, "draw", min(max(left, 0.0), 1.0))
         winner = int(self._shards.starts[chosen] + n)
         self.space.remember(winner, vector)
         return torch.tensor(winner)
 
     def radius(self) -> float:
         return float(max(self._shards.ask("radius")))
-
-    def spread(self) -> float:
-        return math.sqrt(max(float(self._sums.sum()), 0.0))
 
 
 cosine_search.register(RaySpace, _RaySearch)

@@ -28,6 +28,8 @@ from coresift.spaces.vectors import VectorSpace
 from coresift.types import Floats, Index, InputError
 
 Bits: TypeAlias = npt.NDArray[np.uint8]
+# A value, the index of its point in the shard, or -1, and (J, 1) the point's vector.
+Found: TypeAlias = tuple[float, int, npt.NDArray[Any]]
 
 
 class Strategy(Protocol):
@@ -80,12 +82,7 @@ class Shard:
     """
 
     def __init__(
-        self,
-        build: Callable[[Problem], Any],
-        problem: Problem,
-        part: Part,
-        state: Bits,
-        threads: int,
+        self, build: Callable[[Problem], Any], problem: Problem, part: Part, state: Bits, threads: int
     ) -> None:
         self._recipe = build, problem, part, state
         torch.set_num_threads(threads)
@@ -159,43 +156,43 @@ class Shard:
 
     def best(
         self, element: Floats, beside: Floats | None, changed: Index, open: npt.NDArray[np.bool_]
-    ) -> tuple[float, int, npt.NDArray[Any]]:
+    ) -> Found:
         """What `VectorSearch.best` finds, with its vector. First, some points are opened or closed."""
         self._search.close(as_tensor(changed[~open]))
         self._search.reopen(as_tensor(changed[open]))
         cosine, n = self._search.best(as_tensor(element), None if beside is None else as_tensor(beside))
-        return cosine, n, self.columns(np.array([n][: n >= 0], np.int64))
+        return cosine, n, self._found(n)
+
+    def _found(self, n: int) -> npt.NDArray[Any]:
+        """(J, 1) the vector of a point, or (J, 0) for -1."""
+        return self.columns(np.array([n][: n >= 0], np.int64))
 
     def start_distances(self, open: Bits, centres: Floats, pending: int) -> Floats:
         """Distances to centres (k, J), ``pending`` of them there from the start; the sums of all clusters."""
         mask, nothing, elements = as_mask(open, len(self.space)), np.empty(0, np.int64), as_tensor(centres)
-        self._distances = VectorDistances(self.space, mask, nothing, 0, True, elements[:pending])
+        self._distances = VectorDistances(self.space, mask, nothing, 0, elements[:pending])
         for element in elements[pending:]:
             self._distances.add_elements(element[None])
-        return self._sums()
+        return self._distances.sums.numpy()
 
     def add(self, centre: Floats, weigh: bool) -> tuple[Floats, float | None]:
         """Add a centre (J,); the sums of all clusters, and the `weight`."""
         self._distances.add_elements(as_tensor(centre)[None])
-        return self._sums(), self.weight() if weigh else None
+        return self._distances.sums.numpy(), self.weight() if weigh else None
 
-    def _sums(self) -> Floats:
-        sums: Floats = (self._distances.sums * self._distances.unit**2).numpy()
-        return sums
-
-    def farthest(self, cluster: int | None) -> tuple[float, int, npt.NDArray[Any]] | None:
+    def farthest(self, cluster: int | None) -> Found:
         """Squared distance, index and vector of what `CentreDistances.farthest` finds."""
         n = int(self._distances.farthest(None if cluster is None else torch.tensor(cluster)))
-        return None if n < 0 else (self._distances.distance_at(n), n, self.columns(np.array([n])))
+        return (self._distances.distance_at(n) if n >= 0 else 0.0), n, self._found(n)
 
     def weight(self) -> float:
         """The sum of the squared distances of points that may be chosen."""
-        return self._distances.weight() * self._distances.unit**2
+        return self._distances.unit**2 * sum(self._distances.weights())
 
     def draw(self, share: float) -> tuple[int, npt.NDArray[Any]]:
         """Index and vector of what `CentreDistances.draw` finds."""
         n = int(self._distances.draw(share))
-        return n, self.columns(np.array([n]))
+        return n, self._found(n)
 
     def radius(self) -> float:
         """The largest distance of any point to its nearest centre."""
@@ -220,39 +217,46 @@ class Shards:
         cpus = max(int(self._ray.cluster_resources().get("CPU", 1)), 1)
         parts = cpus if num_workers is None else check_integer(num_workers, 1, "num_workers")
         self.starts = shard_starts(len(problem.pool), parts)
-        self._parts = [Part(problem.pool, start, stop) for start, stop in pairwise(self.starts.tolist())]
+        self._parts = [Part(problem.pool, start, stop) for start, stop in self.ranges()]
         threads = max(cpus // len(self._parts), 1)
         # More shards than CPUs share them; an actor that cannot be placed would be waited for without end.
         self._actor = self._ray.remote(num_cpus=min(threads, cpus / len(self._parts)))(Shard)
         # What lies elsewhere, and is not used by the strategies that work here, need not travel.
-        bare: dict[str, Any] = {
-            "pool": None,
-            "generator": None,
-            "features": None,
-            "labelled_features": None,
-            "points": None,
-        }
-        self._common = [
-            self._ray.put(strategy.build),
-            self._ray.put(replace(problem, **bare)),
-        ]
+        elsewhere = "pool", "generator", "features", "labelled_features", "points"
+        bare: dict[str, Any] = dict.fromkeys(elsewhere)
+        self._common = self._ray.put(strategy.build), self._ray.put(replace(problem, **bare))
         self._rest = problem.generator.get_state().numpy(), threads
+        errors = self._ray.exceptions
+        self._losses = (
+            errors.RayActorError,
+            errors.ObjectLostError,
+            errors.NodeDiedError,
+            errors.WorkerCrashedError,
+        )
         self.state: Callable[[int], tuple[str, tuple[Any, ...]]] | None = None
         self._actors = [self._start(number) for number in range(len(self._parts))]
 
     def __len__(self) -> int:
         return len(self._parts)
 
+    def ranges(self) -> list[tuple[int, int]]:
+        """Where each shard begins in the pool, and where it ends."""
+        return list(pairwise(self.starts.tolist()))
+
     def _start(self, number: int) -> Any:
-        build, problem = self._common
-        return self._actor.remote(build, problem, self._parts[number], *self._rest)
+        return self._actor.remote(*self._common, self._parts[number], *self._rest)
+
+    def begin(self, state: Callable[[int], tuple[str, tuple[Any, ...]]]) -> list[Any]:
+        """Bring all shards to a state, which those built anew are brought to as well, and return answers."""
+        self.state = state
+        return self.ask(state(0)[0], lambda number: state(number)[1])
 
     def ask(self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda _: ()) -> list[Any]:
         """What each shard answers, all working at the same time."""
         calls = [self._call(number, method, arguments(number)) for number in range(len(self))]
         try:
             return [pickle.loads(answer) for answer in self._ray.get(calls)]
-        except self._failures:
+        except (*self._losses, self._ray.exceptions.RayTaskError):
             return [
                 self._answer(number, call, method, arguments(number)) for number, call in enumerate(calls)
             ]
@@ -264,17 +268,9 @@ class Shards:
     def _call(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         return self._actors[number].answer.remote(pickle.dumps((method, arguments)))
 
-    @property
-    def _failures(self) -> tuple[type[Exception], ...]:
-        return (*self._losses, self._ray.exceptions.RayTaskError)
-
-    @property
-    def _losses(self) -> tuple[type[Exception], ...]:
-        errors = self._ray.exceptions
-        return errors.RayActorError, errors.ObjectLostError, errors.NodeDiedError, errors.WorkerCrashedError
-
     def _answer(self, number: int, call: Any, method: str, arguments: tuple[Any, ...]) -> Any:
         """Wait for a call; where its actor is lost, bring another to the same state and ask that."""
+        worker = "the worker of rows {} to {}".format(*self.starts[number : number + 2] - [0, 1])
         for attempt in range(SHARD_ATTEMPTS):
             try:
                 if attempt:
@@ -286,16 +282,10 @@ class Shards:
             except self._losses as error:
                 if attempt == SHARD_ATTEMPTS - 1:
                     raise RuntimeError(
-                        f"the worker of rows {self.starts[number]} to {self.starts[number + 1] - 1} died "
-                        f"{SHARD_ATTEMPTS} times; if its machine is short of memory, use more workers or "
-                        f"fewer num_samples. Ray says: {error}"
+                        f"{worker} died {SHARD_ATTEMPTS} times; if its machine is short of memory, use more "
+                        f"workers or fewer num_samples. Ray says: {error}"
                     ) from None
-                warnings.warn(
-                    f"the worker of rows {self.starts[number]} to {self.starts[number + 1] - 1} died; "
-                    "another takes its place",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+                warnings.warn(f"{worker} died; another takes its place", RuntimeWarning, stacklevel=2)
                 time.sleep(2**attempt - 1)
         raise AssertionError
 
@@ -314,10 +304,6 @@ class Shards:
         """For each shard, which of the positions ``index`` (k,) are its own, and where they are there."""
         number = np.searchsorted(self.starts, index, side="right") - 1
         return [(number == one, index[number == one] - self.starts[one]) for one in range(len(self))]
-
-    def bits(self, allowed: Tensor) -> list[Bits]:
-        """A mask (N,) cut up, eight points to a byte."""
-        return [np.packbits(allowed[start:stop].numpy()) for start, stop in pairwise(self.starts.tolist())]
 
     def close(self) -> None:
         """Let the actors go."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, TypeVar, get_args, get_origin
 
 import numpy as np
@@ -73,23 +73,16 @@ class Selection:
             return n
         if self._admits_duplicates:
             return None
-        norms = self._norms_of_members(space)
+        if new := self.members[len(self._norms) :]:
+            self._norms = torch.cat([self._norms, norms_of(space, new)])
+        norms = self._norms
         # Duplicates have the same norm, up to the root of SAME: few members are left to compare, or none.
         alike = ((norms - norm).abs() <= 2 * SAME**0.5 * norm).nonzero()[:, 0]
         if alike.numel() == 0:
             return None
         members = torch.tensor(self.members)[alike]
-        squares = norms[alike] ** 2 + norm**2
-        element = space.vector(n)
-        same = squares - 2 * space.inner_at(element, members.to(element.device)).cpu() <= SAME * squares
-        return int(members[same.int().argmax()]) if bool(same.any()) else None
-
-    def _norms_of_members(self, space: Space) -> Tensor:
-        """(k,) of which a few are new each time."""
-        new = self.members[len(self._norms) :]
-        if new:
-            self._norms = torch.cat([self._norms, norms_of(space, new)])
-        return self._norms
+        duplicates = members[_same(space, space.vector(n), norm**2, members)].tolist()
+        return duplicates[0] if duplicates else None
 
     def set_aside(self, space: Space, n: int) -> Tensor:
         """Close ``n`` and every duplicate of it, until nothing else is left; (k,) what was closed."""
@@ -100,15 +93,11 @@ class Selection:
             # with the point is their squared norm. Then a fine one at the few that are left.
             near = (values - square).abs() <= 2 * (SAME**0.5 + space.resolution) * square
             index = (near.cpu() & self.open[part]).nonzero()[:, 0] + part.start
-            here = index.to(element.device)
-            squares = norms_at(space, here) ** 2 + square
-            same = squares - 2 * space.inner_at(element, here) <= SAME * squares
-            closed.append(index[same.cpu()])
-        found = torch.cat(closed)
-        self.open[found] = False
-        self._aside.append(found)
+            closed.append(index[_same(space, element, square, index)])
+        self._aside.append(torch.cat(closed))
+        self.open[self._aside[-1]] = False
         self.left = int(self.open.count_nonzero())
-        return found
+        return self._aside[-1]
 
     def reopen(self) -> None:
         """Let duplicates in: nothing else is left."""
@@ -116,6 +105,13 @@ class Selection:
         for index in self._aside:
             self.open[index] = True
         self.left = int(self.open.count_nonzero())
+
+
+def _same(space: Space, element: Tensor, square: float, index: Tensor) -> Tensor:
+    """(k,) bool on the CPU, which of some points are the same as a vector with this squared norm."""
+    index = index.to(element.device)
+    squares = norms_at(space, index) ** 2 + square
+    return (squares - 2 * space.inner_at(element, index) <= SAME * squares).cpu()
 
 
 def norms_of(space: Space, index: list[int]) -> Tensor:
@@ -163,7 +159,7 @@ class Selector(ABC, Generic[Source]):
         waiting = check_index(pending, size, "pending")
         closed = check_index(exclude, size, "exclude")
         can, generator = _selectable(source), make_generator(seed)
-        candidates = _Candidates.of(can, waiting, closed)
+        candidates = _Candidates(can, waiting, closed)
         fill = candidates.num_to_fill(budget, self.exact_size)
         with progress_bar("choosing points", budget) as advance:
             selection = Selection(budget - fill, waiting, can, report=advance)
@@ -187,30 +183,24 @@ class Selector(ABC, Generic[Source]):
         """
 
 
-@dataclass(frozen=True)
 class _Candidates:
     """How many points can be chosen, and which ones of norm zero can fill up a batch.
 
-    Attributes
-    ----------
-    empty : (N,) bool, points of norm zero that are neither pending nor excluded.
-    left : how many other points can be chosen.
-    told : the number of pending, excluded and zero vectors, and the first zero vector, for messages.
+    Closes pending and excluded points in ``can`` (N,), the mask of points of norm above zero.
     """
 
-    empty: Tensor
-    left: int
-    told: tuple[int, int, int, int]
-
-    @classmethod
-    def of(cls, can: Tensor, pending: Index, exclude: Index) -> _Candidates:
-        """Close pending and excluded points in the mask of points that can be selected."""
-        empty = can.logical_not()
-        told = len(pending), len(exclude), int(empty.count_nonzero()), int(empty.view(torch.uint8).argmax())
-        for mask in (can, empty):
+    def __init__(self, can: Tensor, pending: Index, exclude: Index) -> None:
+        self.empty = can.logical_not()
+        self.told = (
+            len(pending),
+            len(exclude),
+            int(self.empty.count_nonzero()),
+            int(self.empty.view(torch.uint8).argmax()),
+        )
+        for mask in (can, self.empty):
             mask[pending] = False
             mask[exclude] = False
-        return cls(empty, int(can.count_nonzero()), told)
+        self.left = int(can.count_nonzero())
 
     def num_to_fill(self, budget: int, exact_size: bool) -> int:
         """How many points of norm zero the batch needs; raises where all points are not enough."""
@@ -238,7 +228,7 @@ class _Candidates:
         empty = self.empty.nonzero()[:, 0].numpy()
         index = np.append(batch.index, empty[torch.randperm(len(empty), generator=generator)[:num].numpy()])
         weights = None if batch.weights is None else np.append(batch.weights, np.zeros(num))
-        return Batch(index, weights, batch.pending_weights, batch.residuals, batch.information)
+        return replace(batch, index=index, weights=weights)
 
 
 def _selectable(source: Space | Score) -> Tensor:

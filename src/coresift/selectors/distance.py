@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -22,24 +21,21 @@ from coresift.types import Floats
 class DistanceSelector(Selector[Space]):
     """Adds centres one by one; a point at distance zero is taken only when no other is left."""
 
-    _exact: ClassVar[bool] = False
-
     def _choose(
         self, space: Space, selection: Selection, generator: torch.Generator
     ) -> tuple[Floats | None, Floats | None]:
-        distances = centre_distances(space, selection.open, selection.pending, selection.budget, self._exact)
+        distances = centre_distances(space, selection.open, selection.pending, selection.budget)
         residuals: list[float] = []
         while not selection.full:
-            found = self._add(distances, selection.budget - len(selection.chosen), generator)
+            most = selection.budget - len(selection.chosen)
+            found = self._add(distances, most, generator)
+            none_left = not found
+            if none_left:  # duplicates only, which change no distance: the first that may be chosen
+                found = selection.open.nonzero()[:most, 0].tolist()
             for n in found:
                 selection.take(n)
-                if distances.run_length == 1:
-                    residuals.append(self._residual(distances))
-            if not found:  # duplicates only, which change no distance: the first that may be chosen
-                rest = selection.open.nonzero()[: selection.budget - len(selection.chosen), 0].tolist()
-                for n in rest:
-                    selection.take(n)
-                residuals.extend([self._residual(distances)] * len(rest))
+            if none_left or distances.run_length == 1:
+                residuals.extend([self._residual(distances)] * len(found))
         # Where many steps were made at once, nobody looked in between.
         complete = len(residuals) == selection.budget
         return None, np.asarray(residuals, dtype=np.float64) if complete else None
@@ -101,8 +97,6 @@ class KMeansPlusPlus(DistanceSelector):
     ----------
     Arthur and Vassilvitskii, k-means++: The Advantages of Careful Seeding, 2007.
     """
-
-    _exact: ClassVar[bool] = True
 
     def _add(self, distances: CentreDistances, most: int, generator: torch.Generator) -> list[int]:
         n = distances.draw(float(torch.rand((), dtype=torch.float64, generator=generator)))

@@ -6,7 +6,7 @@ from functools import singledispatch
 
 import numpy as np
 import torch
-from scipy.optimize import minimize, nnls
+from scipy.optimize import lsq_linear, nnls
 from torch import Tensor
 
 from coresift.spaces.base import Space, norm_sum
@@ -35,7 +35,7 @@ def best_weights(space: Space, index: Tensor) -> tuple[Floats, float]:
     try:
         weights, _ = nnls(matrix / scale, right / scale)
     except RuntimeError:  # its active set went in circles among points that hardly differ
-        weights = _descend(matrix / scale, right / scale)
+        weights = _interior(matrix / scale, right / scale)
     with_total = space.inner_at(space.total(), index).cpu().numpy()
     rest = _squared_total(space) - 2 * weights @ with_total + np.square(matrix @ weights).sum()
     return weights, max(float(rest), 0.0)
@@ -64,17 +64,10 @@ def _squared_total(space: Space) -> float:
     return float(space.dot(space.total(), space.total()))
 
 
-def _descend(matrix: Floats, right: Floats) -> Floats:
-    """Non-negative least squares by a quasi-Newton method: less exact, but it always ends."""
+def _interior(matrix: Floats, right: Floats) -> Floats:
+    """Non-negative least squares from inside the bounds: less exact, but it always ends."""
     columns = np.linalg.norm(matrix, axis=0)
-    unit = matrix / columns
-
-    def loss(weights: Floats) -> tuple[float, Floats]:
-        gap = unit @ weights - right
-        return 0.5 * float(gap @ gap), unit.T @ gap
-
-    start = np.full(len(columns), 1 / len(columns))
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(columns))
+    found = lsq_linear(matrix / columns, right, bounds=(0, np.inf))
     return np.asarray(found.x / columns, dtype=np.float64)
 
 

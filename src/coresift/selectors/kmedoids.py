@@ -64,21 +64,10 @@ class KMedoids(Selector[Space]):
     def _choose(
         self, space: Space, selection: Selection, generator: torch.Generator
     ) -> tuple[Floats, Floats]:
-        candidates, pending = selection.open.nonzero()[:, 0].cpu(), torch.from_numpy(selection.pending)
-        closed = selection.open.logical_not().cpu()
-        closed[pending] = False
-        excluded = closed.nonzero()[:, 0] if isinstance(space, ColumnSpace) else pending[:0]
-        at_hand = isinstance(space, VectorSpace) and isinstance(space.columns, InMemory)
-        weights = torch.ones(len(candidates) + len(excluded), dtype=torch.float64)
-        least = 2 * (selection.budget + len(pending))
-        size = max(self.max_points, least)
-        if not at_hand and size < len(weights):
-            num = max(round(size * len(candidates) / len(weights)), min(least, len(candidates)))
-            candidates, open_weights = _sample(candidates, num, generator)
-            excluded, closed_weights = _sample(excluded, size - num, generator)
-            weights = torch.cat([open_weights, closed_weights])
-        found = None
-        if (not at_hand or len(candidates) <= self.max_points) and (fasterpam := _fasterpam()):
+        pending = torch.from_numpy(selection.pending)
+        candidates, excluded, weights = self._points(space, selection, generator)
+        found, fasterpam = None, _fasterpam()
+        if fasterpam and (not _at_hand(space) or len(candidates) <= self.max_points):
             # Pending points come last, so that positions below len(candidates) are those of candidates.
             distance = _distances(space, torch.cat([candidates, pending]))
             found = _swap(fasterpam, distance, len(candidates), selection.budget, generator)
@@ -98,6 +87,25 @@ class KMedoids(Selector[Space]):
         for position in order:
             selection.take(int(candidates[medoids[position]]))
         return np.concatenate([held, own[order]]), np.array([cost])
+
+    def _points(
+        self, space: Space, selection: Selection, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Candidates, excluded points, and (n,) how many points each of them stands for, in this order."""
+        closed = selection.open.logical_not()
+        closed[selection.pending] = False
+        candidates, excluded = selection.open.nonzero()[:, 0], closed.nonzero()[:, 0]
+        if not isinstance(space, ColumnSpace):
+            excluded = excluded[:0]
+        num_open, num_points = len(candidates), len(candidates) + len(excluded)
+        least = 2 * (selection.budget + len(selection.pending))
+        size = max(self.max_points, least)
+        if _at_hand(space) or num_points <= size:
+            return candidates, excluded, torch.ones(num_points, dtype=torch.float64)
+        num = max(round(size * num_open / num_points), min(least, num_open))
+        candidates, open_weights = _sample(candidates, num, generator)
+        excluded, closed_weights = _sample(excluded, size - num, generator)
+        return candidates, excluded, torch.cat([open_weights, closed_weights])
 
     def _alternate(
         self,
@@ -120,7 +128,7 @@ class KMedoids(Selector[Space]):
         Copies of a point are one point of their number: one at most is a medoid, as long as there are points
         that no medoid is a copy of.
         """
-        points, unit = _points(space, torch.cat([pending, candidates, excluded]))
+        points, unit = _vectors(space, torch.cat([pending, candidates, excluded]))
         first, group = _distinct(points)
         waiting = len(pending)
         # Places with a pending point come first, as those points do, then those with a candidate.
@@ -342,7 +350,12 @@ class Turns:
         return np.bincount(numbers, weighted, len(self.medoids)).astype(np.float64)
 
 
-def _points(space: ColumnSpace, index: Tensor) -> tuple[Tensor, float]:
+def _at_hand(space: Space) -> bool:
+    """Whether all vectors are in memory here."""
+    return isinstance(space, VectorSpace) and isinstance(space.columns, InMemory)
+
+
+def _vectors(space: ColumnSpace, index: Tensor) -> tuple[Tensor, float]:
     """(n, J) vectors of the points ``index``, where they are and in their own precision, and their unit."""
     if isinstance(space, VectorSpace):
         return (space.columns.at(index) / space.unit).mT.contiguous(), space.unit

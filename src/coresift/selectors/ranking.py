@@ -34,18 +34,18 @@ class RankingSelector(Selector[Score]):
         ranked = self._values(score, selection.open, generator).argsort(descending=True, stable=True)
         order = ranked[selection.open[ranked]].numpy()
         seen = set(score.identity(selection.pending)) if len(selection.pending) else set()
-        twins: list[int] = []
+        duplicates: list[int] = []
         for start in range(0, len(order), 2 * selection.budget):
             part = order[start : start + 2 * selection.budget]
             for n, identity in zip(part.tolist(), score.identity(part), strict=True):
                 if identity in seen:
-                    twins.append(n)
+                    duplicates.append(n)
                 elif not selection.full:
                     seen.add(identity)
                     selection.take(n)
             if selection.full:
                 break
-        for n in twins[: selection.budget - len(selection.chosen)]:
+        for n in duplicates[: selection.budget - len(selection.chosen)]:
             selection.take(n)
         return None, None
 
