@@ -17,7 +17,7 @@ from coresift import limits
 from coresift.atomic import replacing
 from coresift.bench.replay import Method, Simulation, choose
 from coresift.bench.statistics import nearest_distance
-from coresift.report.figures import COLOURS, INK, scatter, styled
+from coresift.report.figures import COLOURS, INK, styled
 from coresift.types import Floats, Index, InputError
 
 
@@ -97,7 +97,7 @@ class BatchMap:
         panels = figure.subplots(1, len(self.batches), squeeze=False)[0]
         for axes, (name, batch) in zip(panels, self.batches.items(), strict=True):
             _draw_classes(axes, positions, self.classes)
-            scatter(axes, positions[batch], s=16, color=INK, edgecolors="white", linewidths=0.5)
+            axes.scatter(*positions[batch].T, s=16, color=INK, edgecolors="white", linewidths=0.5)
             axes.set_title(name)
             axes.set_xlabel(
                 f"nearest-neighbour distance: {self.spread[name]:.2f} times that of random batches",
@@ -121,7 +121,7 @@ def _check_model(kind: type[Any]) -> None:
 def _draw_classes(axes: Axes, positions: Floats, classes: Index) -> None:
     for number, label in enumerate(np.unique(classes)):
         colour = COLOURS[number % len(COLOURS)]
-        scatter(axes, positions[classes == label], s=3, color=colour, alpha=0.25, linewidths=0)
+        axes.scatter(*positions[classes == label].T, s=3, color=colour, alpha=0.25, linewidths=0)
 
 
 def _random_distances(
