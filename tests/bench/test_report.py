@@ -731,11 +731,6 @@ def test_a_level_is_drawn_within_the_picture():
     assert list(line.get_ydata()) == [0.9, 0.9] and axes.get_ylim()[1] > 0.9
 
 
-def test_a_report_cannot_show_what_was_not_run(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"show names maxnet, but .* has .*maxent"):
-        write_report(folder, show=["random", "maxnet"])
-
-
 @pytest.mark.parametrize("count", [6, 9])
 def test_all_are_drawn_where_colours_do(count: int, tmp_path: Path) -> None:
     names = ["random", *(f"own-{number}" for number in range(count - 1))]
