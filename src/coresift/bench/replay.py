@@ -178,9 +178,9 @@ class Simulation:
     workers: int = 1
 
     def __post_init__(self) -> None:
-        given = {"first": 1, "batch": 1, "budget": 0, "workers": 1}
-        for name, least in given.items() if self.num_test is None else [*given.items(), ("num_test", 1)]:
-            object.__setattr__(self, name, check_integer(getattr(self, name), least, name))
+        for name, least in {"first": 1, "batch": 1, "budget": 0, "workers": 1, "num_test": 1}.items():
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, check_integer(getattr(self, name), least, name))
         if self._test_size < 1:
             raise InputError(
                 f"test_share {self.test_share} keeps {self._test_size} rows for testing, expected one or more"
@@ -269,9 +269,7 @@ def step(
 ) -> tuple[list[State], list[Round]]:
     """Turn the ring once for each of several runs, whose models are trained as one computation.
 
-    Parameters
-    ----------
-    begun : keeps the models of the first labels: all methods begin with the same, so it is trained once.
+    ``begun`` keeps the models of the first labels: all methods begin with the same, so it is trained once.
     """
     fitted = _fit_together(simulation, states, {} if begun is None else begun)
     moved, workers = _where(simulation)
@@ -281,7 +279,8 @@ def step(
         delayed(_turn_once)(_Run.of(simulation, state, *one, moved), threads)
         for state, one in zip(states, fitted, strict=True)
     )
-    return [state for state, _ in turns], [record for _, record in turns]
+    after, records = zip(*turns, strict=True)
+    return list(after), list(records)
 
 
 def _where(simulation: Simulation) -> tuple[bool, int]:
@@ -305,10 +304,9 @@ def _fit_together(simulation: Simulation, states: Sequence[State], begun: Begun)
 
 
 def _train(simulation: Simulation, states: Sequence[State]) -> list[Fitted]:
-    known = [simulation.known(state) for state in states]
-    if not known:
+    if not states:
         return []
-    sets = [(simulation.x[rows], labels) for rows, labels in known]
+    sets = [(simulation.x[rows], labels) for rows, labels in map(simulation.known, states)]
     start = time.perf_counter()
     models = simulation.model.fit_many(sets, [state.seed_of(0) for state in states])
     seconds = (time.perf_counter() - start) / len(states)
@@ -317,16 +315,13 @@ def _train(simulation: Simulation, states: Sequence[State]) -> list[Fitted]:
 
 def _turn_once(learner: _Run, threads: int) -> tuple[State, Round]:
     torch.set_num_threads(threads)
-    turn(learner, Oracle(learner.simulation.y))
+    turn(learner, _Oracle())
     return learner.state, learner.record
 
 
 @dataclass
 class _Run:
-    """One simulated run as a `Learner`: its items are rows, and its answers rows with labels.
-
-    Its model was trained side by side with those of other runs.
-    """
+    """One simulated run as a `Learner` whose model is trained already: its items are rows of the table."""
 
     simulation: Simulation
     state: State
@@ -339,7 +334,7 @@ class _Run:
 
     @classmethod
     def of(cls, simulation: Simulation, state: State, model: Any, seconds: float, moved: bool) -> _Run:
-        """Take what a run needs of its model, moved to the CPU or not."""
+        """Take what a run needs of its model."""
         posterior = model.posterior_.to("cpu") if moved else model.posterior_
         return cls(simulation, state, posterior, getattr(model, "classes_", None), seconds)
 
@@ -389,32 +384,20 @@ class _Run:
     def commit(self, record: Round) -> None:
         self.record = record
 
-    def add(self, answers: Sequence[tuple[int, Label]]) -> None:
-        """Note which rows have their labels now; the table keeps these."""
-        self.record = replace(self.record, bought=tuple(row for row, _ in answers))
+    def add(self, answers: Sequence[int]) -> None:
+        self.record = replace(self.record, bought=tuple(answers))
         self.state = self.state.after(self.record)
 
 
-class Oracle:
-    """Answers at once, from a table that has all labels.
-
-    >>> oracle, bought = Oracle(np.array([1.5, 2.5, 3.5])), []
-    >>> oracle.ask([2, 0], commit=lambda: None)
-    >>> oracle.collect(bought.extend)
-    >>> bought
-    [(2, 3.5), (0, 1.5)]
-    """
-
-    def __init__(self, labels: npt.NDArray[Any]) -> None:
-        self.labels = labels
-        self._asked: tuple[int, ...] = ()
+class _Oracle:
+    """A labeller who answers at once: the table keeps the labels, so an answer is the row that has one now."""
 
     def ask(self, items: Sequence[int], commit: Callable[[], None]) -> None:
         commit()
-        self._asked = tuple(items)
+        self.asked = items
 
-    def collect(self, add: Callable[[Sequence[tuple[int, Label]]], Any]) -> None:
-        add([(row, self.labels[row].item()) for row in self._asked])
+    def collect(self, add: Callable[[Sequence[int]], None]) -> None:
+        add(self.asked)
 
 
 def choose(simulation: Simulation, state: State, posterior: Any, budget: int) -> tuple[int, ...]:
