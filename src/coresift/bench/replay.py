@@ -55,10 +55,7 @@ class Method:
     impute: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("refit_every", 1), ("num_samples", 2)):
-            if getattr(self, name) is not None:
-                # A NumPy integer becomes one of Python, which a log can hold.
-                object.__setattr__(self, name, check_integer(getattr(self, name), least, name))
+        _check_integers(self, refit_every=1, num_samples=2)
         for name in ("exact", "fill", "impute"):
             check_switch(getattr(self, name), name)
 
@@ -72,38 +69,29 @@ class Method:
         return strategy.with_options(**changed)
 
 
+def _check_integers(options: Any, **least: int) -> None:
+    """Check attributes that are not ``None``; NumPy integers become those of Python, which a log can hold."""
+    for name in least:
+        if getattr(options, name) is not None:
+            object.__setattr__(options, name, check_integer(getattr(options, name), least[name], name))
+
+
 @dataclass(frozen=True)
 class Round:
-    """What one turn of a replay did.
+    """What one turn of a replay did; measures are those of `measure`, on the test set."""
 
-    Attributes
-    ----------
-    fits : how often the model had been trained before.
-    labels : true labels it was now trained on.
-    guessed : pseudo-labels it was trained on as well.
-    rmse : root mean squared error on the test set; ``None`` for classes.
-    log_density : mean predictive log density of the test set, or log probability of the true classes; a class
-        that the model has not met yet counts with a probability of 1e-6.
-    chosen : rows chosen then; none in the last round.
-    guesses : pseudo-labels of the chosen rows, where they are imputed.
-    bought : rows whose true labels came in.
-    fit_seconds : this run's part of the training time.
-    select_seconds : what it took to build the batch.
-    accuracy, calibration_error : of classes, on the test set; see `calibration_error`.
-    """
-
-    fits: int
-    labels: int
-    guessed: int
-    rmse: float | None
+    fits: int  # how often the model had been trained before
+    labels: int  # true labels it was now trained on
+    guessed: int  # pseudo-labels it was trained on as well
+    rmse: float | None  # none for classes
     log_density: float
-    chosen: tuple[int, ...] = ()
-    guesses: tuple[Label, ...] = ()
-    bought: tuple[int, ...] = ()
-    fit_seconds: float = 0.0
-    select_seconds: float = 0.0
-    accuracy: float | None = None
-    calibration_error: float | None = None
+    chosen: tuple[int, ...] = ()  # rows; none in the last round
+    guesses: tuple[Label, ...] = ()  # pseudo-labels of the chosen rows, where they are imputed
+    bought: tuple[int, ...] = ()  # rows whose true labels came in
+    fit_seconds: float = 0.0  # this run's part of the training time
+    select_seconds: float = 0.0  # to build the batch
+    accuracy: float | None = None  # of classes
+    calibration_error: float | None = None  # of classes
 
     @property
     def error(self) -> float:
@@ -178,9 +166,7 @@ class Simulation:
     workers: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in {"first": 1, "batch": 1, "budget": 0, "workers": 1, "num_test": 1}.items():
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, check_integer(getattr(self, name), least, name))
+        _check_integers(self, first=1, batch=1, budget=0, workers=1, num_test=1)
         if self._test_size < 1:
             raise InputError(
                 f"test_share {self.test_share} keeps {self._test_size} rows for testing, expected one or more"
@@ -390,7 +376,7 @@ class _Run:
 
 
 class _Oracle:
-    """A labeller who answers at once: the table keeps the labels, so an answer is the row that has one now."""
+    """A labeller who answers at once. The table keeps the labels, so an answer is a row that has one now."""
 
     def ask(self, items: Sequence[int], commit: Callable[[], None]) -> None:
         commit()

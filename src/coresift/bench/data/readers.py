@@ -20,22 +20,13 @@ Words: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows, and what to predict for them.
+    """Rows, and what to predict for them."""
 
-    Attributes
-    ----------
-    name : for headings.
-    x : (N, d) features in float64, or in float32 where the table is large or the file was.
-    y : (N,) targets; for words, their indices in ``classes``.
-    target : what ``y`` is, with its unit, for axes.
-    classes : the words that the file has for targets, sorted; ``None`` where they are numbers.
-    """
-
-    name: str
-    x: Numbers
-    y: Floats
-    target: str
-    classes: Words | None = None
+    name: str  # for headings
+    x: Numbers  # (N, d) features in float64, or in float32 where the table is large or the file was
+    y: Floats  # (N,) targets; for words, their indices in ``classes``
+    target: str  # what ``y`` is, with its unit, for axes
+    classes: Words | None = None  # the words that the file has for targets, sorted
 
 
 @contextmanager

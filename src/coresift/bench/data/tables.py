@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from coresift.bench.data.readers import Numbers, Table, read_npz, read_own, read
 from coresift.errors import InputError, suggestion
 
 Reader: TypeAlias = Callable[[Path], Table]
+Described = TypeVar("Described")
 
 ADVICE = "point to another folder with folder= or the environment variable CORESIFT_DATA"
 
@@ -48,8 +49,18 @@ class Source:
         return read_npz(path) if path.suffix == ".npz" else forms[self.form](path)
 
 
-_REGISTRY = tomllib.loads(resources.files(__package__).joinpath("tables.toml").read_text(encoding="utf-8"))
-TABLES = {name: Source(**described) for name, described in _REGISTRY.items()}
+def registry(file: str, kind: type[Described]) -> dict[str, Described]:
+    """Read descriptions of published data by their names; lists become tuples."""
+    described = tomllib.loads(resources.files(__package__).joinpath(file).read_text(encoding="utf-8"))
+    return {
+        name: kind(
+            **{word: tuple(value) if isinstance(value, list) else value for word, value in words.items()}
+        )
+        for name, words in described.items()
+    }
+
+
+TABLES = registry("tables.toml", Source)
 
 
 def data_folder(folder: str | Path | None) -> Path:
@@ -125,8 +136,8 @@ def _load_published(name: str, folder: Path) -> Table:
 
 def _difference(source: Source, x: Numbers, y: Numbers) -> str:
     """Describe how x and y differ from the published table; empty if they do not."""
-    if x.shape != (shape := tuple(source.shape)):
-        return f"it has shape {x.shape}, expected {shape}"
+    if x.shape != source.shape:
+        return f"it has shape {x.shape}, expected {source.shape}"
     low, high = source.target_range
     if y.min() < low or y.max() > high:
         return f"its targets lie in {y.min():g} to {y.max():g}, expected {low} to {high}"
