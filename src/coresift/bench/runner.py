@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -63,13 +64,15 @@ def run_experiment(
     simulations = {data: experiment.simulation(data, folder, device, workers) for data in experiment.data}
     seeds = _seeds(experiment, only_seed, simulations.values())
     names = list(experiment.methods)
+    side_by_side = [names] if together else [[name] for name in names]
+    beside = {"beside": sorted(names)} if together else {}
     groups = [
         _Group(experiment, data, simulations[data], out / data, group, seeds, made)
-        for data, group in product(simulations, [names] if together else [[name] for name in names])
+        for data, group in product(simulations, side_by_side)
     ]
     with ExitStack() as locks:
         for group in groups:
-            group.open(locks, {"beside": sorted(names)} if together else {})
+            group.open(locks, beside)
         for _, of_data in groupby(groups, lambda group: group.data):
             begun: Begun = {}
             for group in of_data:
@@ -114,11 +117,7 @@ class _Group:
         """Continue the runs from what is recorded, and record each turn; see `step`."""
         runs = list(product(self.names, self.seeds))
         side_by_side = [[run] for run in runs] if self.simulation.one_by_one else [runs]
-        recorded = {
-            (name, seed): rounds for name in self.names for seed, rounds in self.log(name).rounds().items()
-        }
-        for together in side_by_side:
-            recorded |= _whole_turns({run: recorded.get(run, []) for run in together})
+        recorded = self._recorded(side_by_side)
         states = {run: self._state(*run, recorded[run]) for run in runs}
         self._cut(recorded, states)
         last = {run: recorded[run][-1] for run in runs if recorded[run]}
@@ -128,6 +127,15 @@ class _Group:
                 while alive := [run for run in together if not states[run].done]:
                     last |= self._turn(alive, states, begun)
                     show(last)
+
+    def _recorded(self, side_by_side: Iterable[Sequence[Run]]) -> dict[Run, list[Round]]:
+        """Read the rounds of each run; a turn counts if all runs that go side by side have it."""
+        recorded = defaultdict[Run, list[Round]](list)
+        for name in self.names:
+            recorded |= {(name, seed): rounds for seed, rounds in self.log(name).rounds().items()}
+        for runs in side_by_side:
+            recorded |= _whole_turns({run: recorded[run] for run in runs})
+        return recorded
 
     def _state(self, name: str, seed: int, rounds: Iterable[Round]) -> State:
         """Return the state of a run after these rounds."""

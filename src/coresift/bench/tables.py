@@ -6,15 +6,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
-from coresift.bench.published import departure, paper_rmse, paper_seconds
+from coresift.bench.published import Figures, departure, paper_rmse, paper_seconds
 from coresift.bench.results import Along, Results
 from coresift.bench.statistics import Estimate, Pair
 from coresift.report.page import Table
 
 NOTHING = "\N{EN DASH}"
-# The cells of a method's row, and the paper's figures for a method on a data set.
+# From a method to the cells of its row.
 Cells = Callable[[str], Sequence[str]]
-Figures = Callable[[str, str], tuple[float, ...] | None]
 
 _AGREEMENT = (
     "Table 1 of the paper, at equal labels. z: ours minus the paper's, in standard errors of the difference; "
@@ -44,7 +43,7 @@ def _table(results: Results, along: Along, columns: Sequence[str], cells: Cells,
     return Table(["method", *columns], rows, caption)
 
 
-def _published(results: Results, figures: Figures) -> dict[str, tuple[float, ...]]:
+def _published(results: Results, figures: Callable[[str, str], Figures | None]) -> dict[str, Figures]:
     """Return the paper's figures of the methods for which they are comparable with ours."""
     comparable = [name for name in results.runs if not departure(results.data, results.settings[name])]
     return {name: found for name in comparable if (found := figures(results.data, name))}
@@ -65,7 +64,7 @@ def equal_labels(results: Results) -> Table:
     return _table(results, "labels", columns, cells, "At equal labels.")
 
 
-def _next_to(ours: Estimate, figures: Sequence[float] | None) -> list[str]:
+def _next_to(ours: Estimate, figures: Figures | None) -> list[str]:
     """Return the paper's figure, how far ours is from it, and that in a word."""
     if figures is None:
         return [NOTHING] * 3

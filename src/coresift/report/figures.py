@@ -304,9 +304,10 @@ def _draw_plane(axes: Axes, plane: Plane, panel: BatchPanel, size: float) -> Non
     grid = np.linspace(*ends, len(plane.boundary))
     axes.contour(grid, grid, plane.boundary, levels=[0], colors=INK, linestyles="--", linewidths=1.2)
     axes.plot([], [], label="decision boundary", **_LINE)
-    axes.scatter(*plane.pool.T, s=7, color=SOFT, alpha=0.55, linewidths=0, label="pool")
+    x, y = plane.pool.T
+    axes.scatter(x, y, s=7, color=SOFT, alpha=0.55, linewidths=0, label="pool")
     for value, marker in ((0, "x"), (1, "+")):
-        points = plane.labelled[plane.classes == value]
-        axes.scatter(*points.T, s=55, marker=marker, color=INK, linewidths=1.6, label=f"labelled {value}")
-    look: Any = {"edgecolors": "white", "linewidths": 1.4, "zorder": 3}
-    axes.scatter(*panel.batch.T, s=size, color=COLOURS[1], label="batch", **look)
+        x, y = plane.labelled[plane.classes == value].T
+        axes.scatter(x, y, s=55, marker=marker, color=INK, linewidths=1.6, label=f"labelled {value}")
+    look: Any = {"s": size, "color": COLOURS[1], "edgecolors": "white", "linewidths": 1.4, "zorder": 3}
+    axes.scatter(*panel.batch.T, label="batch", **look)

@@ -94,10 +94,9 @@ def _coordinates(items: Sequence[PlacedItem]) -> list[tuple[float, float]]:
 def _thumbnails(items: Sequence[PlacedItem], room: int = limits.THUMBNAILS) -> dict[str, dict[str, str]]:
     """Make thumbnails of the batch, then of what it represents, while there is room: id -> its image."""
     paths = {item.id: item.description.get("image") for item in items}
-    batch = [item for item in items if item.rank is not None]
-    represented = chain.from_iterable(item.stands_for for item in batch)
+    batch = {item.id: item.stands_for for item in items if item.rank is not None}
     thumbnails = {}
-    for id_ in dict.fromkeys([*(item.id for item in batch), *represented]):
+    for id_ in dict.fromkeys([*batch, *chain.from_iterable(batch.values())]):
         image = _thumbnail(paths.get(id_)) if room > 0 else ""
         if image:
             thumbnails[id_] = {"image": image}

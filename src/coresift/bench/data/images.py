@@ -94,7 +94,8 @@ def _load_published(name: str, folder: Path) -> Images:
 
 def _images(name: str, arrays: Arrays, class_names: tuple[str, ...]) -> Images:
     # Some files hold their axes in another order.
-    return Images(name, *map(np.ascontiguousarray, arrays), class_names)
+    x, y, test_x, test_y = map(np.ascontiguousarray, arrays)
+    return Images(name, x, y, test_x, test_y, class_names)
 
 
 def _read_own(path: Path) -> Images:
@@ -150,7 +151,8 @@ def _find(name: str, source: ImageSource, folder: Path) -> tuple[Form, Sequence[
     incomplete = []
     for place, form in product((folder / name, folder / "images" / name, folder), forms):
         for inner in dict.fromkeys((place, place / form.subfolder)):
-            found, missing = _present(inner, form)
+            found = _present(inner, form.files)
+            missing = sorted({*form.files} - found.keys())
             if not missing:
                 return form, list(found.values())
             if found:
@@ -163,12 +165,12 @@ def _find(name: str, source: ImageSource, folder: Path) -> tuple[Form, Sequence[
     )
 
 
-def _present(folder: Path, form: Form) -> tuple[dict[str, Path], list[str]]:
-    """Return the files that are there, packed or unpacked, and the names of those that are not."""
-    unpacked = {file: folder / file.removesuffix(".gz") for file in form.files}
-    paths = {file: folder / file if (folder / file).is_file() else unpacked[file] for file in form.files}
-    found = {file: path for file, path in paths.items() if path.is_file()}
-    return found, [file for file in form.files if file not in found]
+def _present(folder: Path, files: Sequence[str]) -> dict[str, Path]:
+    """Return those of the files that are in the folder, packed or unpacked."""
+    packed = {file: folder / file for file in files}
+    unpacked = {file: folder / file.removesuffix(".gz") for file in files}
+    paths = {file: path if path.is_file() else unpacked[file] for file, path in packed.items()}
+    return {file: path for file, path in paths.items() if path.is_file()}
 
 
 def _difference(x: Array, y: Array, shape: Shape, counts: tuple[int, ...], split: str) -> str:
