@@ -193,27 +193,27 @@ class Simulation:
         """Whether ``fit_many`` trains one model after the other, as it does on images of bytes."""
         return str(self.x.dtype).endswith("uint8")
 
-    def _order(self, seed: int) -> Index:
-        """(N,) the rows, the test set first."""
-        if self.num_test is None:
-            return np.random.default_rng(seed).permutation(len(self.x))
-        test = np.arange(self.num_known, len(self.x))
-        return np.concatenate([test, np.random.default_rng(seed).permutation(self.num_known)])
+    def _split(self, seed: int) -> tuple[Index, Index]:
+        """Return the rows of the test set and the others, in an order drawn at random."""
+        random = np.random.default_rng(seed)
+        if self.num_test is not None:
+            return np.arange(self.num_known, len(self.x)), random.permutation(self.num_known)
+        rows = random.permutation(len(self.x))
+        return rows[: self._test_size], rows[self._test_size :]
 
     def test_rows(self, seed: int) -> Index:
         """(M,) the rows of the test set."""
-        return self._order(seed)[: self._test_size]
+        return self._split(seed)[0]
 
     def pool_rows(self, state: State) -> Index:
         """(N',) the rows that may be chosen next."""
-        rows = self._order(state.seed)[self._test_size :]
+        rows = self._split(state.seed)[1]
         return rows[~np.isin(rows, self.known(state)[0])]
 
     def begin(self, method: Method, seed: int) -> State:
         """Return the state of a run with its first labels, which are the same for every method."""
         seed = check_integer(seed, 0, "seed")
-        order = self._order(seed)[self._test_size :]
-        rows, others = order[: self.first], order[self.first :]
+        rows, others = np.split(self._split(seed)[1], [self.first])
         if isinstance(self.model, ClassifierMixin):  # a model of one class can tell nothing apart
             different = others[self.y[others] != self.y[rows[0]]]
             if len(different) and (self.y[rows] == self.y[rows[0]]).all():
@@ -262,8 +262,8 @@ def step(
     # One thread for each worker: several that wait for each other are many times slower than none.
     threads = 1 if workers > 1 else torch.get_num_threads()
     turns = Parallel(n_jobs=workers)(
-        delayed(_turn_once)(_Run.of(simulation, state, *one, moved), threads)
-        for state, one in zip(states, fitted, strict=True)
+        delayed(_turn_once)(_Run.of(simulation, state, *model, moved), threads)
+        for state, model in zip(states, fitted, strict=True)
     )
     after, records = zip(*turns, strict=True)
     return list(after), list(records)
@@ -333,16 +333,13 @@ class _Run:
     def choose(self, posterior: Any) -> Sequence[int]:
         """Choose rows; labels that are imputed are asked for once their batch is complete."""
         simulation, state = self.simulation, self.state
-        wanted = simulation.wanted(state)
-        if wanted == 0:
-            return ()
-        start = time.perf_counter()
-        self.chosen = choose(simulation, state, posterior, wanted)
-        self.select_seconds = time.perf_counter() - start
-        if not state.method.impute:
-            return self.chosen
-        waiting = (*(row for row, _ in state.guesses), *self.chosen)
-        return waiting if len(waiting) == simulation.batch_size(state) else ()
+        if wanted := simulation.wanted(state):
+            start = time.perf_counter()
+            self.chosen = choose(simulation, state, posterior, wanted)
+            self.select_seconds = time.perf_counter() - start
+        imputed = tuple(row for row, _ in state.guesses) + self.chosen
+        complete = not state.method.impute or len(imputed) == simulation.batch_size(state)
+        return imputed if complete else ()
 
     def look(self, posterior: Any, items: Sequence[int]) -> Round:
         """Test the model; what was chosen does not change that."""
@@ -388,11 +385,11 @@ class _Oracle:
 
 def choose(simulation: Simulation, state: State, posterior: Any, budget: int) -> tuple[int, ...]:
     """Choose the rows that a run's method would have labelled next."""
-    pool, method = simulation.pool_rows(state), state.method
+    pool = simulation.pool_rows(state)
     batch = select(
         ArrayPool(simulation.x[pool]),
         budget=budget,
-        strategy=method.resolved(),
+        strategy=state.method.resolved(),
         posterior=posterior,
         labelled=simulation.x[simulation.known(state)[0]],
         seed=state.seed_of(1),

@@ -86,15 +86,14 @@ class Results:
 
     def differing(self) -> dict[str, list[list[str]]]:
         """Find settings in which methods differ, besides the method itself: name -> groups that agree."""
-        names = sorted({*chain(*self.settings.values())} - {"method", "beside"})
-        groups = {name: self._grouped(name) for name in names}
-        return {name: found for name, found in groups.items() if len(found) > 1}
-
-    def _grouped(self, name: str) -> list[list[str]]:
-        groups = defaultdict[str, list[str]](list)
-        for method, own in self.settings.items():
-            groups[json.dumps(own.get(name, ""), sort_keys=True)].append(method)
-        return [*groups.values()]
+        differing = {}
+        for name in sorted({*chain(*self.settings.values())} - {"method", "beside"}):
+            groups = defaultdict[str, list[str]](list)
+            for method, own in self.settings.items():
+                groups[json.dumps(own.get(name, ""), sort_keys=True)].append(method)
+            if len(groups) > 1:
+                differing[name] = list(groups.values())
+        return differing
 
     def ranked(self, along: Along = "labels") -> list[str]:
         """List methods with finished runs: the most accurate first, those with a lone run last."""

@@ -254,7 +254,7 @@ class BatchPanel:
 def batch_picture(panels: Sequence[BatchPanel], plane: Plane) -> Figure:
     """Draw whole batches side by side."""
     figure = Figure(figsize=(4.4 * len(panels), 5.2))
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    for axes, panel in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
         _draw_plane(axes, plane, panel, size=85)
         axes.set_xlabel(panel.note, loc="left")
     _legend_below(figure, axes, ncols=5, handletextpad=0.4)

@@ -101,7 +101,7 @@ def _latest_error(report: ProjectReport) -> str:
         return ""
     last = report.curve[-1]
     text = f"With {last.labels:,} labels, the {cut(report.error_name)} is {last.error:.3g}"
-    if math.isfinite(last.low) and math.isfinite(last.high):
+    if math.isfinite(last.high - last.low):
         text += f", between {last.low:.3g} and {last.high:.3g}"
     return f"{text}{_when_measured(report, last.labels)}."
 
@@ -152,8 +152,11 @@ def _curve(report: ProjectReport) -> Part:
 
 def _batch(report: ProjectReport, batch: Sequence[PlacedItem], pending: Sequence[PlacedItem]) -> list[Part]:
     """Show the pending items of a batch or, if none is pending, all of it."""
-    shown = pending or batch
-    parts = [*_earlier(report, len(pending)), *_map(report, shown)]
+    shown, parts = pending or batch, list[Part]()
+    earlier = report.counts.get("pending", 0) - len(pending)
+    if report.rounds and earlier > 0:
+        parts = [f"{earlier:,} items of earlier batches are still pending; coresift pending lists them."]
+    parts += _map(report, shown)
     if shown:
         return [*parts, _batch_table(shown, _caption(len(pending), len(batch)))]
     why = "all batches were withdrawn" if report.rounds else "no batch has been chosen"
@@ -173,13 +176,6 @@ def _caption(pending: int, size: int) -> str:
     return "The batch, in the order of choice." + (gone if pending else " None of its items is pending.")
 
 
-def _earlier(report: ProjectReport, pending: int) -> list[Part]:
-    """Say how to find the pending items of earlier batches."""
-    count = report.counts.get("pending", 0) - pending
-    line = f"{count:,} items of earlier batches are still pending; coresift pending lists them."
-    return [line] if report.rounds and count > 0 else []
-
-
 def _batch_table(batch: Sequence[PlacedItem], caption: str) -> Table:
     """List the batch; columns that are empty for all items are left out."""
     texts = column_names(batch)[: limits.COLUMNS]
@@ -194,7 +190,7 @@ def _batch_table(batch: Sequence[PlacedItem], caption: str) -> Table:
 
 
 def _labels(report: ProjectReport) -> Part:
-    rows = _class_counts(report.classes) if report.classes else _histogram(report.values)
+    rows = _class_counts(report.classes) or _histogram(report.values)
     if not rows:
         return "There are no labels yet."
     most = max(1, max(count for _, count in rows))

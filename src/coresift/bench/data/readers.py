@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,9 +109,9 @@ def _read_arrow(path: Path, **options: Any) -> Any:
     import pyarrow.csv
     import pyarrow.parquet
 
-    read: dict[str, Callable[..., Any]] = {".parquet": pyarrow.parquet.read_table}
+    of_columns = path.suffix.lower() == ".parquet"
     with reading(path, "a table"):
-        return read.get(path.suffix.lower(), pyarrow.csv.read_csv)(path, **options)
+        return pyarrow.parquet.read_table(path) if of_columns else pyarrow.csv.read_csv(path, **options)
 
 
 def _from_arrow(path: Path, columns: Any, target: str, dtype: npt.DTypeLike = np.float64) -> Table:
@@ -143,7 +143,7 @@ def _numbers(path: Path, name: str, column: Any) -> npt.NDArray[Any]:
     from pyarrow import types
 
     # A column of the type null is a number missing from every row, and named as such later.
-    numeric = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
+    numeric = types.is_integer, types.is_floating, types.is_boolean, types.is_null
     if not any(fits(column.type) for fits in numeric):
         raise InputError(
             f"column {name!r} of {path} holds {column.type}, expected numbers; encode it or drop it"
