@@ -58,10 +58,11 @@ class BatchMap:
         features = model.posterior_.features(torch.as_tensor(simulation.x[pool])).double().cpu().numpy()
         random = np.random.default_rng(seed)
         draws = {budget: _random_distances(features, budget, num_draws, random)}
-        kept, spread, in_order = [random.permutation(len(pool))[:shown]], {}, np.argsort(pool)
+        kept, spread = [random.permutation(len(pool))[:shown]], {}
+        index_of = {row: index for index, row in enumerate(pool.tolist())}
         for name, method in methods.items():
             chosen = choose(simulation, replace(state, method=method), model.posterior_, budget)
-            kept.append(in_order[np.searchsorted(pool, chosen, sorter=in_order)])
+            kept.append(np.array([index_of[row] for row in chosen]))
             # Few points are further apart than many: a smaller batch is compared with ones of its own size.
             if (size := len(chosen)) not in draws:
                 own_random = np.random.default_rng([seed, size])

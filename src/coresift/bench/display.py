@@ -15,10 +15,8 @@ from coresift.bench.replay import Round, Simulation
 from coresift.bench.statistics import Estimate
 from coresift.progress import now_and_then
 
-# One run of one method: its name and its seed.
-Run: TypeAlias = tuple[str, int]
-# To be called after each turn, with the last round of each run that has one.
-Show: TypeAlias = Callable[[Mapping[Run, Round]], None]
+Run: TypeAlias = tuple[str, int]  # the name of a method, and a seed
+Show: TypeAlias = Callable[[Mapping[Run, Round]], None]  # takes the last round of each run, after each turn
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -104,16 +105,16 @@ def probit_batches(stages: Sequence[int] = (1, 2, 3, 10), *, seed: int = 9, reso
     problem = PlaneProblem.draw(seed)
     plane, grid = problem.plane(resolution)
     batch, information = problem.batch("bald"), _bald(problem.posterior(), grid)
-    acs = frank_wolfe_stages(problem.posterior(), problem.pool, grid, stages)
-    rows: dict[str, list[BatchPanel]] = {
-        "BALD\nshading: information in a label": [],
-        "ACS-FW\nshading: Frank-Wolfe's score": [],
+    chosen = {
+        "BALD\nshading: information in a label": [(batch[:stage], information) for stage in stages],
+        "ACS-FW\nshading: Frank-Wolfe's score": frank_wolfe_stages(
+            problem.posterior(), problem.pool, grid, stages
+        ),
     }
-    for stage, of_acs in zip(stages, acs, strict=True):
-        for panels, (points, surface) in zip(
-            rows.values(), [(batch[:stage], information), of_acs], strict=True
-        ):
-            panels.append(BatchPanel(f"t = {stage}", points.numpy(), _on_grid(surface)))
+    rows = defaultdict[str, list[BatchPanel]](list)
+    for name, batches in chosen.items():
+        for stage, (points, surface) in zip(stages, batches, strict=True):
+            rows[name].append(BatchPanel(f"t = {stage}", points.numpy(), _on_grid(surface)))
     return growing_batches(rows, plane)
 
 

@@ -70,10 +70,11 @@ class Method:
 
 
 def _check_integers(options: Any, **least: int) -> None:
-    """Check attributes that are not ``None``; NumPy integers become those of Python, which a log can hold."""
+    """Check integers, or ``None`` where that is the default; a log can hold those of Python, not of NumPy."""
     for name in least:
-        if getattr(options, name) is not None:
-            object.__setattr__(options, name, check_integer(getattr(options, name), least[name], name))
+        value = getattr(options, name)
+        if value is not None or getattr(type(options), name) is not None:
+            object.__setattr__(options, name, check_integer(value, least[name], name))
 
 
 @dataclass(frozen=True)
@@ -237,10 +238,8 @@ class Simulation:
         return min(state.method.refit_every or self.batch, self.batch_size(state) - len(state.guesses))
 
 
-# A model, and this run's part of the training time in seconds.
-Fitted: TypeAlias = tuple[Any, float]
-# Models of the first labels, by their seed.
-Begun: TypeAlias = dict[int, Fitted]
+Fitted: TypeAlias = tuple[Any, float]  # a model, and this run's part of the training time in seconds
+Begun: TypeAlias = dict[int, Fitted]  # models of the first labels, by their seed
 
 
 def run(simulation: Simulation, states: Sequence[State]) -> Iterator[list[Round]]:

@@ -162,14 +162,16 @@ def _random_first(names: Iterable[str]) -> list[str]:
 
 def _overview(alike: Sequence[Results], classes: bool) -> list[Part]:
     """Rank the methods over data sets that share a ranking."""
-    ranking = standings(alike)
+    ranking, which = standings(alike), " by accuracy" if classes else ""
     if not ranking:
-        which = " by accuracy" if classes else ""
         return [f"There is no ranking{which} yet: it needs a finished run of random on some data set."]
     if len(ranking) == 1 and ranking[0].method == "random":
         return []
     names = sorted({*chain.from_iterable(standing.at_labels for standing in ranking)})
-    rows = [_overview_row(standing, names) for standing in ranking]
+    rows = [
+        [standing.method, *map(_ratio, [*standing.overall, *map(standing.at_labels.get, names)])]
+        for standing in ranking
+    ]
     caption = (
         f"{'Error rate' if classes else 'RMSE'} divided by that of random: geometric means over data sets at "
         "equal labels and at equal refits, then each data set at equal labels. Methods that lack data sets, "
@@ -179,9 +181,8 @@ def _overview(alike: Sequence[Results], classes: bool) -> list[Part]:
     return [_headline(ranking[0], alike), table]
 
 
-def _overview_row(standing: Standing, names: Sequence[str]) -> list[str]:
-    ratios = [*standing.overall, *map(standing.at_labels.get, names)]
-    return [standing.method, *(NOTHING if ratio is None else f"{ratio:.3f}" for ratio in ratios)]
+def _ratio(ratio: float | None) -> str:
+    return NOTHING if ratio is None else f"{ratio:.3f}"
 
 
 def _headline(best: Standing, alike: Sequence[Results]) -> str:

@@ -59,20 +59,17 @@ def run_experiment(
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"device is {device!r}, but torch finds no such device here; try 'cpu'")
-    made = _made(device)
+    made, names = _made(device), list(experiment.methods)
     # All tables and files are checked before the first long computation.
     simulations = {data: experiment.simulation(data, folder, device, workers) for data in experiment.data}
     seeds = _seeds(experiment, only_seed, simulations.values())
-    names = list(experiment.methods)
-    side_by_side = [names] if together else [[name] for name in names]
-    beside = {"beside": sorted(names)} if together else {}
     groups = [
         _Group(experiment, data, simulations[data], out / data, group, seeds, made)
-        for data, group in product(simulations, side_by_side)
+        for data, group in product(simulations, [names] if together else ([name] for name in names))
     ]
     with ExitStack() as locks:
         for group in groups:
-            group.open(locks, beside)
+            group.open(locks, {"beside": sorted(names)} if together else {})
         for _, of_data in groupby(groups, lambda group: group.data):
             begun: Begun = {}
             for group in of_data:
@@ -113,27 +110,35 @@ class _Group:
             settings = self.experiment.settings(self.data, name, self.simulation)
             self.log(name).open({**settings, **beside}, self.made)
 
+    @property
+    def runs(self) -> list[Run]:
+        """All runs of these methods."""
+        return list(product(self.names, self.seeds))
+
+    @property
+    def side_by_side(self) -> list[list[Run]]:
+        """The runs that take each turn together."""
+        return [[run] for run in self.runs] if self.simulation.one_by_one else [self.runs]
+
     def run(self, begun: Begun) -> None:
         """Continue the runs from what is recorded, and record each turn; see `step`."""
-        runs = list(product(self.names, self.seeds))
-        side_by_side = [[run] for run in runs] if self.simulation.one_by_one else [runs]
-        recorded = self._recorded(side_by_side)
-        states = {run: self._state(*run, recorded[run]) for run in runs}
+        recorded = self._recorded()
+        states = {run: self._state(*run, recorded[run]) for run in self.runs}
         self._cut(recorded, states)
-        last = {run: recorded[run][-1] for run in runs if recorded[run]}
-        with display(self.data, runs, self.simulation) as show:
+        last = {run: recorded[run][-1] for run in self.runs if recorded[run]}
+        with display(self.data, self.runs, self.simulation) as show:
             show(last)
-            for together in side_by_side:
+            for together in self.side_by_side:
                 while alive := [run for run in together if not states[run].done]:
                     last |= self._turn(alive, states, begun)
                     show(last)
 
-    def _recorded(self, side_by_side: Iterable[Sequence[Run]]) -> dict[Run, list[Round]]:
+    def _recorded(self) -> dict[Run, list[Round]]:
         """Read the rounds of each run; a turn counts if all runs that go side by side have it."""
         recorded = defaultdict[Run, list[Round]](list)
         for name in self.names:
             recorded |= {(name, seed): rounds for seed, rounds in self.log(name).rounds().items()}
-        for runs in side_by_side:
+        for runs in self.side_by_side:
             recorded |= _whole_turns({run: recorded[run] for run in runs})
         return recorded
 

@@ -92,8 +92,8 @@ def compare_pairs(
     >>> compare_pairs(errors, "random")[0].p_value
     0.0078125
     """
-    others = {name: _gaps(own, errors[reference]) for name, own in errors.items() if name != reference}
-    gaps = {name: values for name, values in others.items() if len(values) > 1}
+    found = {name: _gaps(own, errors[reference]) for name, own in errors.items() if name != reference}
+    gaps = {name: values for name, values in found.items() if len(values) > 1}
     corrected = holm(list(map(_wilcoxon, gaps.values())))
     normal = holm(list(map(_t_test, gaps.values()))) if if_normal else [math.nan] * len(gaps)
     return [

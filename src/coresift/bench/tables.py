@@ -12,8 +12,7 @@ from coresift.bench.statistics import Estimate, Pair
 from coresift.report.page import Table
 
 NOTHING = "\N{EN DASH}"
-# From a method to the cells of its row.
-Cells = Callable[[str], Sequence[str]]
+Cells = Callable[[str], Sequence[str]]  # from a method to the cells of its row
 
 _AGREEMENT = (
     "Table 1 of the paper, at equal labels. z: ours minus the paper's, in standard errors of the difference; "

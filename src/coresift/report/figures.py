@@ -25,30 +25,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 INK, SOFT = "#1c2430", "#5a6573"
 
-_STYLE: Any = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": SOFT,
-    "axes.grid": True,
-    "axes.labelcolor": INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 12,
-    "figure.constrained_layout.use": True,
-    "figure.dpi": 100,
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so figures look the same everywhere
-    "font.size": 10.5,
-    "grid.color": "#e6e9ee",
-    "legend.frameon": False,
-    "lines.linewidth": 2,
-    "savefig.dpi": 160,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "coresift",  # the same figure gives the same file
-    "text.color": INK,
-    "text.parse_math": False,  # a name may hold "$"
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-}
 # Pale, so that points are easy to see on it.
 _SURFACE = LinearSegmentedColormap.from_list("surface", ["#ffffff", "#d6e6f2", "#8fbcdb", "#4b8fc0"])
 
@@ -56,7 +32,8 @@ _LINE: Any = {"color": INK, "linestyle": "--", "linewidth": 1.2}
 _BAND: Any = {"alpha": 0.13, "linewidth": 0}
 
 # A decorator: the function draws or saves its figures in this style.
-styled = matplotlib.rc_context(_STYLE)
+_STYLE = Path(__file__).with_name("assets") / "figures.mplstyle"
+styled = matplotlib.rc_context(matplotlib.rc_params_from_file(_STYLE, use_default_template=False))
 
 
 @styled

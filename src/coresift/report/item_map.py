@@ -47,13 +47,13 @@ def item_map(items: Sequence[PlacedItem], about: str) -> Markup:
     drawing = "".join(f'<path class="{state}" d="{path}"/>' for state, path in drawn.items())
     names = {"batch": "batch, numbered by rank"} if marks else {}
     names |= {state: state for state in reversed(drawn)}
-    html = (
-        f'<div class="map"><svg viewBox="0 0 {WIDTH} {HEIGHT}" tabindex="0" role="application" '
-        'aria-label="Map of the pool: arrow keys go from item to item, the batch first">'
-        # The first item of the batch is drawn last, on top of the others.
-        f'{drawing}<path class="ties" d=""/>{"".join(reversed(marks))}<path class="ring" d=""/></svg>'
-        '<div class="card" aria-live="polite"><p>Point at an item, or press the arrow keys in the map.</p>'
-        f'</div></div>{legend(names)}<script type="application/json" id="items">{data}</script>'
+    html = asset("map.html").format(
+        width=WIDTH,
+        height=HEIGHT,
+        drawing=drawing,
+        marks="".join(reversed(marks)),  # the first item of the batch is drawn on top of the others
+        legend=legend(names),
+        data=data,
     )
     lines = " Lines connect an item of the batch with items that it represents." if marks else ""
     return Markup(html, about + lines, script=asset("map.js"))

@@ -167,10 +167,13 @@ def _find(name: str, source: ImageSource, folder: Path) -> tuple[Form, Sequence[
 
 def _present(folder: Path, files: Sequence[str]) -> dict[str, Path]:
     """Return those of the files that are in the folder, packed or unpacked."""
-    packed = {file: folder / file for file in files}
-    unpacked = {file: folder / file.removesuffix(".gz") for file in files}
-    paths = {file: path if path.is_file() else unpacked[file] for file, path in packed.items()}
-    return {file: path for file, path in paths.items() if path.is_file()}
+    found = {}
+    for file in files:
+        packed, unpacked = folder / file, folder / file.removesuffix(".gz")
+        path = packed if packed.is_file() else unpacked
+        if path.is_file():
+            found[file] = path
+    return found
 
 
 def _difference(x: Array, y: Array, shape: Shape, counts: tuple[int, ...], split: str) -> str:

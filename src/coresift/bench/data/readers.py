@@ -15,6 +15,7 @@ from coresift.reading import check_header, without_index
 from coresift.types import Floats, InputError
 
 Numbers: TypeAlias = npt.NDArray[np.float32 | np.float64]
+Array: TypeAlias = npt.NDArray[Any]
 Words: TypeAlias = tuple[str, ...]
 
 
@@ -41,7 +42,7 @@ def reading(path: Path, content: str) -> Iterator[None]:
         raise InputError(f"cannot read {path}: {reason}; it should hold {content}") from error
 
 
-def load_arrays(path: Path, names: Sequence[str], content: str) -> tuple[npt.NDArray[Any], ...]:
+def load_arrays(path: Path, names: Sequence[str], content: str) -> tuple[Array, ...]:
     """Read these arrays of an ``.npz`` file."""
     # Opened here, since numpy leaves a broken file open.
     with reading(path, content), path.open("rb") as file, np.load(file) as arrays:
@@ -79,14 +80,14 @@ def read_npz(path: Path, target: str = "y") -> Table:
             f"{y.dtype}, expected numbers of shapes (N, d) and (N,)"
         )
     x = x if x.dtype == np.float32 else x.astype(np.float64)
-    return _checked(path, x, y, range(x.shape[1]), target, classes)
+    return _table(path, x, y, range(x.shape[1]), target, classes)
 
 
 def read_spaced(path: Path) -> Table:
     """Read numbers with spaces between them and no header; the last column is the target."""
     with reading(path, "numbers with spaces between them"):
         numbers = np.loadtxt(path, ndmin=2)
-    return _checked(path, numbers[:, :-1], numbers[:, -1], range(numbers.shape[1]), "y")
+    return _table(path, numbers[:, :-1], numbers[:, -1], range(numbers.shape[1]), "y", None)
 
 
 def read_year(path: Path) -> Table:
@@ -123,10 +124,10 @@ def _from_arrow(path: Path, columns: Any, target: str, dtype: npt.DTypeLike = np
     x = np.empty((len(columns), len(names)), dtype)
     for number, name in enumerate(names):  # one by one, so that no second copy of all is made
         x[:, number] = _numbers(path, name, columns.column(name))
-    return _checked(path, x, y, names, target, classes)
+    return _table(path, x, y, names, target, classes)
 
 
-def _targets(path: Path, target: str, column: Any) -> tuple[Words | None, npt.NDArray[Any]]:
+def _targets(path: Path, target: str, column: Any) -> tuple[Words | None, Array]:
     """Return the classes, where a column holds words, and the targets (N,)."""
     from pyarrow import types
 
@@ -139,7 +140,7 @@ def _targets(path: Path, target: str, column: Any) -> tuple[Words | None, npt.ND
     return _encoded(words)
 
 
-def _numbers(path: Path, name: str, column: Any) -> npt.NDArray[Any]:
+def _numbers(path: Path, name: str, column: Any) -> Array:
     from pyarrow import types
 
     # A column of the type null is a number missing from every row, and named as such later.
@@ -157,13 +158,8 @@ def _encoded(words: npt.NDArray[np.str_]) -> tuple[Words, npt.NDArray[np.int64]]
     return tuple(classes.tolist()), codes
 
 
-def _checked(
-    path: Path,
-    x: Numbers,
-    y: npt.NDArray[Any],
-    names: Sequence[Any],
-    target: str,
-    classes: Words | None = None,
+def _table(
+    path: Path, x: Numbers, y: Array, names: Sequence[Any], target: str, classes: Words | None
 ) -> Table:
     """Return the table, if it has rows and features and no missing numbers."""
     if x.size == 0:
