@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sklearn.base import ClassifierMixin
 
@@ -17,7 +16,7 @@ from coresift import limits
 from coresift.atomic import replacing
 from coresift.bench.replay import Method, Simulation, choose
 from coresift.bench.statistics import nearest_distance
-from coresift.report.figures import COLOURS, INK, scatter, styled
+from coresift.report.figures import COLOURS, INK, styled
 from coresift.types import Floats, Index, InputError
 
 
@@ -32,7 +31,7 @@ class BatchMap:
     classes: Index  # (n,)
     batches: Mapping[str, Index]  # method -> (b,) indices of its batch among these
     spread: Mapping[str, float]
-    random: tuple[float, float]  # mean and standard deviation of the distance for random batches of full size
+    random: tuple[float, float]  # mean and std of the distance for random batches of full size
 
     @classmethod
     def of(
@@ -57,26 +56,22 @@ class BatchMap:
         rows, labels = simulation.known(state)
         (model,) = simulation.model.fit_many([(simulation.x[rows], labels)], [seed])
         features = model.posterior_.features(torch.as_tensor(simulation.x[pool])).double().cpu().numpy()
-        row_index, batches = {row: index for index, row in enumerate(pool.tolist())}, {}
-        for name, method in methods.items():
-            chosen = choose(simulation, replace(state, method=method), model.posterior_, budget)
-            batches[name] = np.array([row_index[row] for row in chosen])
         random = np.random.default_rng(seed)
         draws = {budget: _random_distances(features, budget, num_draws, random)}
-        # Few points are further apart than many: a smaller batch is compared with batches of its own size.
-        for size in {*map(len, batches.values())} - {budget}:
-            draws[size] = _random_distances(features, size, num_draws, np.random.default_rng([seed, size]))
-        kept = np.unique(np.concatenate([random.permutation(len(pool))[:shown], *batches.values()]))
-        return cls(
-            features[kept],
-            simulation.y[pool[kept]],
-            {name: np.searchsorted(kept, batch) for name, batch in batches.items()},
-            {
-                name: nearest_distance(features[batch]) / float(np.mean(draws[len(batch)]))
-                for name, batch in batches.items()
-            },
-            (float(np.mean(draws[budget])), float(np.std(draws[budget]))),
-        )
+        kept, spread = [random.permutation(len(pool))[:shown]], {}
+        index_of = {row: index for index, row in enumerate(pool.tolist())}
+        for name, method in methods.items():
+            chosen = choose(simulation, replace(state, method=method), model.posterior_, budget)
+            kept.append(np.array([index_of[row] for row in chosen]))
+            # Few points are further apart than many: a smaller batch is compared with ones of its own size.
+            if (size := len(chosen)) not in draws:
+                own_random = np.random.default_rng([seed, size])
+                draws[size] = _random_distances(features, size, num_draws, own_random)
+            spread[name] = nearest_distance(features[kept[-1]]) / float(np.mean(draws[size]))
+        index = np.unique(np.concatenate(kept))
+        batches = {name: np.searchsorted(index, batch) for name, batch in zip(methods, kept[1:], strict=True)}
+        distances = float(np.mean(draws[budget])), float(np.std(draws[budget]))
+        return cls(features[index], simulation.y[pool[index]], batches, spread, distances)
 
     def save(self, path: Path) -> None:
         """Write an ``.npz`` file."""
@@ -96,8 +91,10 @@ class BatchMap:
         figure = Figure(figsize=(4.4 * len(self.batches), 4.9))
         panels = figure.subplots(1, len(self.batches), squeeze=False)[0]
         for axes, (name, batch) in zip(panels, self.batches.items(), strict=True):
-            _draw_classes(axes, positions, self.classes)
-            scatter(axes, positions[batch], s=16, color=INK, edgecolors="white", linewidths=0.5)
+            for number, label in enumerate(np.unique(self.classes)):
+                look: Any = {"color": COLOURS[number % len(COLOURS)], "alpha": 0.25, "linewidths": 0}
+                axes.scatter(*positions[self.classes == label].T, s=3, **look)
+            axes.scatter(*positions[batch].T, s=16, color=INK, edgecolors="white", linewidths=0.5)
             axes.set_title(name)
             axes.set_xlabel(
                 f"nearest-neighbour distance: {self.spread[name]:.2f} times that of random batches",
@@ -110,18 +107,12 @@ class BatchMap:
 def _check_model(kind: type[Any]) -> None:
     """Raise for a model without classes or features, before it is trained."""
     posterior = getattr(kind, "posterior_type", Any)
-    featureless = posterior is not Any and not hasattr(posterior, "features")
-    if featureless or not issubclass(kind, ClassifierMixin):
+    has_features = posterior is Any or hasattr(posterior, "features")
+    if not (has_features and issubclass(kind, ClassifierMixin)):
         raise InputError(
             f"a map shows classes and a model's features, but {kind.__name__} has not both; "
             "take a neural linear model of images"
         )
-
-
-def _draw_classes(axes: Axes, positions: Floats, classes: Index) -> None:
-    for number, label in enumerate(np.unique(classes)):
-        colour = COLOURS[number % len(COLOURS)]
-        scatter(axes, positions[classes == label], s=3, color=colour, alpha=0.25, linewidths=0)
 
 
 def _random_distances(

@@ -25,8 +25,7 @@ Task: TypeAlias = Literal["regression", "classification"]
 
 # Options of models that come from the command line or the runner, or that TOML cannot hold.
 _NOT_OPTIONS = {"network", "augment", "device", "progress", "random_state"}
-_NUMBERS = {"seeds": 1, "first": 2, "batch": 1, "budget": 0}  # and the least value of each
-
+_LEAST = {"seeds": 1, "first": 2, "batch": 1, "budget": 0}
 
 _REGRESSORS: dict[str, type[Any]] = {
     "neural-linear": estimators.NeuralLinearRegressor,
@@ -90,18 +89,11 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Source:
-    """A table or an image set of an experiment, with the options of the model that it needs.
+    """A table or an image set of an experiment."""
 
-    Attributes
-    ----------
-    table : a name or a path, for `load_table` or `load_images`.
-    target : the column to predict, in a file of the user.
-    model : options of the model, over those of the experiment.
-    """
-
-    table: str
-    target: str | None = None
-    model: Mapping[str, Any] = field(default_factory=dict)
+    table: str  # a name or a path, for `load_table` or `load_images`
+    target: str | None = None  # the column to predict, in a file of the user
+    model: Mapping[str, Any] = field(default_factory=dict)  # options of the model, over the experiment's
 
     @property
     def of_images(self) -> bool:
@@ -113,33 +105,27 @@ class Source:
 class Experiment:
     """Methods to compare on tables or on images.
 
-    Attributes
-    ----------
-    data, methods : by their names in the results.
-    kind : of the model, see `FAMILIES`.
-    model : its options; modules, which TOML cannot hold, are replaced by the ``widths`` of an `MLP`, or for
-        images by the ``width`` of a `ResNet18` and ``padding`` and ``flip`` of an `Augment`.
-    seeds : the number of runs of each method, with the seeds 0, 1, ...
-    first, batch, budget, test_share : see `Simulation`; images have a test set of their own. ``first`` may be
-        "all", with a ``budget`` of zero, to measure the model on all labels.
-    task : what tables are for; images are classified.
+    Modules, which TOML cannot hold, are replaced in ``model`` by the ``widths`` of an `MLP`, or for images by
+    the ``width`` of a `ResNet18` and ``padding`` and ``flip`` of an `Augment`. ``first``, ``batch``,
+    ``budget`` and ``test_share`` are those of a `Simulation`; images have a test set of their own. ``first``
+    may be "all", with a ``budget`` of zero, to measure the model on all labels.
     """
 
-    data: Mapping[str, Source]
+    data: Mapping[str, Source]  # by their names in the results
     methods: Mapping[str, Method]
-    kind: str = "neural-linear"
-    model: Mapping[str, Any] = field(default_factory=dict)
-    seeds: int = 40
+    kind: str = "neural-linear"  # of the model, see `FAMILIES`
+    model: Mapping[str, Any] = field(default_factory=dict)  # its options
+    seeds: int = 40  # the number of runs of each method, with the seeds 0, 1, ...
     first: int | Literal["all"] = 20
     batch: int = 10
     budget: int = 100
     test_share: float = 0.2
-    task: Task = "regression"
+    task: Task = "regression"  # of tables; images are classified
 
     def __post_init__(self) -> None:
         if (self.first == "all") != (self.budget == 0):
             raise InputError(f"first is {self.first!r} and budget {self.budget!r}: 'all' goes with 0")
-        for name, least in _NUMBERS.items():
+        for name, least in _LEAST.items():
             if getattr(self, name) != "all":
                 object.__setattr__(self, name, check_integer(getattr(self, name), least, name))
         if not isinstance(self.test_share, float) or not 0 < self.test_share < 1:
@@ -151,7 +137,7 @@ class Experiment:
     def load(cls, path: Path) -> Experiment:
         """Read a TOML file; unknown words raise an error that suggests similar ones."""
         described = _read(path)
-        protocol = {*_NUMBERS, "test_share"}
+        protocol = {*_LEAST, "test_share"}
         _check_words(described, {"data", "methods", "method", "model", "task", *protocol}, str(path))
         named = _named(described)
         family = _family(path, described, named)
@@ -196,7 +182,7 @@ class Experiment:
             "data": asdict(source),
             "checksum": checksum(np.asarray(torch.as_tensor(simulation.x).cpu()), simulation.y),
             "method": asdict(self.methods[method]),
-            "model": self._model_settings(data, simulation.model),
+            "model": {"kind": self.kind, **self._model_settings(data, simulation.model)},
             **{name: getattr(self, name) for name in ("first", "batch", "budget", "test_share")},
         }
         # Published images have their published split; those of a user's file may be split differently later.
@@ -211,26 +197,22 @@ class Experiment:
         """Return all options, also the defaults, which may change from version to version."""
         options, given = self.options(data), model.get_params()
         instead = {name: options.get(name) for name in self._family(data).instead}
-        return {
-            "kind": self.kind,
-            **instead,
-            **{name: given[name] for name in given if name not in _NOT_OPTIONS},
-        }
+        return instead | {name: given[name] for name in given if name not in _NOT_OPTIONS}
 
     def simulation(self, data: str, folder: Path | None, device: str, workers: int) -> Simulation:
         """Load the data and make the model."""
         family, source = self._family(data), self.data[data]
+        options = {**self.options(data), "device": device, "progress": False}
+        model = family.models[self.kind](**family.with_network(options))
         if source.of_images:
             x, y, num_test = _load_images(source, folder, device)
-            given: Options = {"num_test": num_test}
+            split: Options = {"num_test": num_test}
         else:
             x, y = self._load_table(source, folder)
             num_test = round(self.test_share * len(y))
-            given = {"test_share": self.test_share, "workers": workers}
-        options = {**self.options(data), "device": device, "progress": False}
-        model = family.models[self.kind](**family.with_network(options))
+            split = {"test_share": self.test_share, "workers": workers}
         first = len(y) - num_test if self.first == "all" else self.first
-        return Simulation(x, y, model, first=first, batch=self.batch, budget=self.budget, **given)
+        return Simulation(x, y, model, first=first, batch=self.batch, budget=self.budget, **split)
 
     def _load_table(self, source: Source, folder: Path | None) -> tuple[Any, Any]:
         table = load_table(source.table, folder, source.target)
@@ -250,9 +232,6 @@ def _load_images(source: Source, folder: Path | None, device: str) -> tuple[Any,
     return x, np.concatenate([images.y, images.test_y]), len(images.test_y)
 
 
-# The file.
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -263,7 +242,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _names(name: str, value: Any) -> list[str]:
-    """Read a name or a list of names."""
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
         raise InputError(f"{name} is {value!r}, expected a name or a list of names")
@@ -295,13 +273,13 @@ def _family(path: Path, described: Mapping[str, Any], named: Iterable[str]) -> F
     of_images = {are_images(name) for name in named}
     if len(of_images) > 1:
         raise InputError(f"{path} has both images and tables; they need models of their own, and a file each")
+    tasks = ["classification"] if True in of_images else ["regression", "classification"]
+    task = described.get("task", tasks[0])
+    _check_words([task], tasks, "task")
     if True not in of_images:
-        task = described.get("task", "regression")
-        _check_words([task], {"classification", "regression"}, "task")
         return FAMILIES[task]
     if "test_share" in described:
         raise InputError(f"{path}: images have a test set of their own; leave out test_share")
-    _check_words([described.get("task", "classification")], {"classification"}, "task")
     return FAMILIES["images"]
 
 

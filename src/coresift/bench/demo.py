@@ -65,8 +65,7 @@ class Comparison:
 
 
 def _against(name: str, gap: Estimate) -> str:
-    size = f"{abs(gap.mean):.2f} ± {gap.error:.2f}"
-    side = "below" if gap.mean < 0 else "above"
+    size, side = f"{abs(gap.mean):.2f} ± {gap.error:.2f}", "below" if gap.mean < 0 else "above"
     if abs(gap.mean) > 2 * gap.error:
         return f"{size} {side} that of {name}"
     return f"not clearly different from that of {name} ({size} {side})"
@@ -78,15 +77,14 @@ def compare(num_seeds: int, num_rounds: int, console: Console) -> Comparison:
     simulation = Simulation(x, y, demo_model(), first=FIRST_LABELS, batch=BATCH, budget=BATCH * num_rounds)
     runs = list(product(STRATEGIES, range(num_seeds)))
     states = [simulation.begin(Method(name), seed) for name, seed in runs]
-    turns = []
+    num_labels, errors = [], []
     with display("energy", runs, simulation, console) as show:
         for rounds in replay(simulation, states):
-            turns.append(rounds)
+            num_labels.append(rounds[0].labels)
+            errors.append([turn.error for turn in rounds])
             show(dict(zip(runs, rounds, strict=True)))
-    errors = np.array([[turn.error for turn in rounds] for rounds in turns])
-    rmse = errors.T.reshape(len(STRATEGIES), num_seeds, len(turns))
-    num_labels = tuple(rounds[0].labels for rounds in turns)
-    return Comparison(num_labels, dict(zip(STRATEGIES, rmse, strict=True)))
+    rmse = np.array(errors).T.reshape(len(STRATEGIES), num_seeds, len(errors))
+    return Comparison(tuple(num_labels), dict(zip(STRATEGIES, rmse, strict=True)))
 
 
 def run(
@@ -103,18 +101,12 @@ def run(
     with enough_threads(0):
         comparison = compare(num_seeds, num_rounds, console)
         batches, distances = probit_pictures()
-    means = {name: (comparison.num_labels, errors) for name, errors in comparison.rmse.items()}
-    curves = curve_panels([CurvePanel("labels", means)], "test RMSE, kWh/m²")
+    errors = {name: (comparison.num_labels, errors) for name, errors in comparison.rmse.items()}
+    curves = curve_panels([CurvePanel("labels", errors)], "test RMSE, kWh/m²")
     save(curves, out / "curves.png")
     save(batches, out / "batches.png")
     parts = _story(comparison, curves, batches, distances)
     write_text(out / "index.html", html.page("Which buildings to simulate next?", parts))
-    _print(comparison, console)
-    console.print(f"The page: {out / 'index.html'}", highlight=False, soft_wrap=True)
-    return comparison
-
-
-def _print(comparison: Comparison, console: Console) -> None:
     table = Table(title="test RMSE, kWh/m², mean ± standard error")
     for name in ("labels", *comparison.rmse):
         table.add_column(name, justify="right")
@@ -122,6 +114,8 @@ def _print(comparison: Comparison, console: Console) -> None:
         table.add_row(*row)
     console.print(table)
     console.print(comparison.conclusion(), highlight=False)
+    console.print(f"The page: {out / 'index.html'}", highlight=False, soft_wrap=True)
+    return comparison
 
 
 def _story(comparison: Comparison, curves: Figure, batches: Figure, distances: str) -> Sequence[html.Part]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from coresift.bench.replay import Round, Simulation
 from coresift.bench.statistics import Estimate
 from coresift.progress import now_and_then
 
-# One run of one method: its name and its seed.
-Run: TypeAlias = tuple[str, int]
-# To be called after each turn, with the last round of each run that has one.
-Show: TypeAlias = Callable[[Mapping[Run, Round]], None]
+Run: TypeAlias = tuple[str, int]  # the name of a method, and a seed
+Show: TypeAlias = Callable[[Mapping[Run, Round]], None]  # takes the last round of each run, after each turn
 
 
 @contextmanager
@@ -29,7 +28,7 @@ def display(
     Without a terminal there is a line at the end of each method and, now and then, one on the slowest.
     """
     console = console or Console(stderr=True)
-    texts = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[latest]}")
+    texts = "{task.description}", BarColumn(), "{task.fields[latest]}"
     columns = (*texts, TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         yield _Bars(data, runs, simulation, progress).show
@@ -37,12 +36,11 @@ def display(
 
 class _Bars:
     def __init__(self, data: str, runs: Sequence[Run], simulation: Simulation, progress: Progress) -> None:
-        self.data, self.runs, self.simulation, self.progress = data, runs, simulation, progress
-        names = dict.fromkeys(name for name, _ in runs)
-        self.tasks = {
-            name: progress.add_task(f"{data} {name}", total=1.0, latest="first fit") for name in names
+        self.data, self.simulation, self.progress = data, simulation, progress
+        self.num_seeds = Counter(name for name, _ in runs)
+        self.bars = {
+            name: progress.add_task(f"{data} {name}", total=1, latest="first fit") for name in self.num_seeds
         }
-        self.finished: set[str] = set()
         self.say_sometimes = now_and_then(self._say)
 
     def _say(self, line: str) -> None:
@@ -50,29 +48,29 @@ class _Bars:
             self.progress.console.print(line, soft_wrap=True)
 
     def show(self, last: Mapping[Run, Round]) -> None:
-        begun = {name for name, _ in last}
-        behind = [self._update(name, last) for name in self.tasks if name in begun - self.finished]
+        rounds = defaultdict[str, list[Round]](list)
+        for (name, _), turn in last.items():
+            rounds[name].append(turn)
+        behind = [self._update(name, rounds[name]) for name in list(self.bars) if name in rounds]
         if slowest := min(filter(None, behind), default=None):
             self.say_sometimes(slowest[1])
 
-    def _update(self, name: str, last: Mapping[Run, Round]) -> tuple[float, str] | None:
+    def _update(self, name: str, rounds: Sequence[Round]) -> tuple[float, str] | None:
         """Move a bar; returns which part of it is done and a line on that, unless the method has finished."""
-        runs = [run for run in self.runs if run[0] == name]
-        rounds = [last[run] for run in runs if run in last]
-        part = sum(_part_done(self.simulation, turn) for turn in rounds) / len(runs)
+        part = sum(map(self._part_done, rounds)) / self.num_seeds[name]
         latest = _latest(rounds)
-        self.progress.update(self.tasks[name], completed=part, latest=latest)
+        self.progress.update(self.bars[name], completed=part, latest=latest)
         if part < 1:
             return part, f"{self.data} {name}: {part:.0%}, {latest}"
-        self.finished.add(name)
+        del self.bars[name]  # it stays on the screen
         self._say(f"{self.data} {name}: {len(rounds)} seeds, {latest}")
         return None
 
-
-def _part_done(simulation: Simulation, turn: Round) -> float:
-    """Return which part of a run is done; the last fit counts as much as a batch."""
-    bought = turn.labels + len(turn.bought) - simulation.first
-    return (bought + simulation.batch * (not turn.chosen)) / (simulation.budget + simulation.batch)
+    def _part_done(self, turn: Round) -> float:
+        """Return which part of a run is done; the last fit counts as much as a batch."""
+        bought = turn.labels + len(turn.bought) - self.simulation.first
+        batch = self.simulation.batch
+        return (bought + batch * (not turn.chosen)) / (self.simulation.budget + batch)
 
 
 def _latest(rounds: Sequence[Round]) -> str:

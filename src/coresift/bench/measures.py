@@ -15,6 +15,8 @@ from coresift.posteriors.samples import FLOOR
 def measure(predictive: Any, target: npt.NDArray[Any], classes: npt.NDArray[Any] | None) -> dict[str, Any]:
     """Compare predictions with the truth (n,): the measures of a `Round`.
 
+    The log density is the mean over the test set; for classes, it is the log probability of the true ones.
+
     Parameters
     ----------
     predictive : a distribution over numbers or, with ``classes`` (C,), over these.
@@ -29,7 +31,6 @@ def measure(predictive: Any, target: npt.NDArray[Any], classes: npt.NDArray[Any]
 
 
 def _measure_classes(predictive: Any, target: npt.NDArray[Any], classes: npt.NDArray[Any]) -> dict[str, Any]:
-    """Compare probabilities (n, C) of ``classes`` (C,) with the true classes (n,)."""
     # A class that the model has never met has no column. A point of it is wrong, and as unlikely as what
     # models call impossible; with less, the mean would tell little but how many of these points there are.
     column = np.searchsorted(classes, target).clip(max=len(classes) - 1)
@@ -49,14 +50,8 @@ def _measure_classes(predictive: Any, target: npt.NDArray[Any], classes: npt.NDA
 def calibration_error(confidence: Tensor, right: Tensor, bins: int = 15) -> float:
     """Average how far confidence and accuracy are apart over points sorted into bins of confidence.
 
-    Parameters
-    ----------
-    confidence : (n,) the probability of the most likely class.
-    right : (n,) bool, whether it was the true one.
-
-    References
-    ----------
-    Guo et al., On Calibration of Modern Neural Networks, 2017.
+    ``confidence`` (n,) is the probability of the most likely class, ``right`` (n,) whether that was the true
+    one (Guo et al., On Calibration of Modern Neural Networks, 2017).
 
     >>> calibration_error(torch.tensor([0.8, 0.8, 0.8, 0.8]), torch.tensor([True, True, True, False]))
     0.05

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -24,9 +24,6 @@ from coresift.types import Floats
 
 EXTENT = 3.6
 NOISE = 5.0
-
-
-# Probit regression in the plane.
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +65,7 @@ def _on_grid(values: Tensor) -> Floats:
     return values.reshape(side, side).numpy()
 
 
-def _information(posterior: Any, points: Tensor) -> Tensor:
+def _bald(posterior: Any, points: Tensor) -> Tensor:
     return bald(posterior, as_pool(points), generator=torch.Generator()).values
 
 
@@ -76,14 +73,12 @@ def probit_pictures(num_problems: int = 20) -> tuple[Figure, str]:
     """Draw batches by BALD and by ACS for the first problem; with a sentence on the distances in all."""
     problems = [PlaneProblem.draw(seed) for seed in range(num_problems)]
     plane, grid = problems[0].plane(181)
-    surface = _on_grid(_information(problems[0].posterior(), grid))
+    surface = _on_grid(_bald(problems[0].posterior(), grid))
+    titles = {"bald": "The ten highest BALD scores", "acs-fisher": "Ten points chosen together by ACS-FW"}
     panels, means = [], []
-    for strategy, title in (
-        ("bald", "The ten highest BALD scores"),
-        ("acs-fisher", "Ten points chosen together by ACS-FW"),
-    ):
+    for strategy, title in titles.items():
         batches = [problem.batch(strategy).numpy() for problem in problems]
-        distances = [nearest_distance(batch) for batch in batches]
+        distances = list(map(nearest_distance, batches))
         note = f"mean distance to the nearest other: {distances[0]:.2f}"
         panels.append(BatchPanel(title, batches[0], surface, note))
         means.append(np.mean(distances))
@@ -109,21 +104,18 @@ def probit_batches(stages: Sequence[int] = (1, 2, 3, 10), *, seed: int = 9, reso
     """
     problem = PlaneProblem.draw(seed)
     plane, grid = problem.plane(resolution)
-    batch = problem.batch("bald")
-    information = _information(problem.posterior(), grid)
-    acs = frank_wolfe_stages(problem.posterior(), problem.pool, grid, stages)
-    rows = {
+    batch, information = problem.batch("bald"), _bald(problem.posterior(), grid)
+    chosen = {
         "BALD\nshading: information in a label": [(batch[:stage], information) for stage in stages],
-        "ACS-FW\nshading: Frank-Wolfe's score": acs,
+        "ACS-FW\nshading: Frank-Wolfe's score": frank_wolfe_stages(
+            problem.posterior(), problem.pool, grid, stages
+        ),
     }
-    return growing_batches({name: _stage_panels(stages, row) for name, row in rows.items()}, plane)
-
-
-def _stage_panels(stages: Sequence[int], row: Sequence[tuple[Tensor, Tensor]]) -> list[BatchPanel]:
-    return [
-        BatchPanel(f"t = {stage}", points.numpy(), _on_grid(surface))
-        for stage, (points, surface) in zip(stages, row, strict=True)
-    ]
+    rows = defaultdict[str, list[BatchPanel]](list)
+    for name, batches in chosen.items():
+        for stage, (points, surface) in zip(stages, batches, strict=True):
+            rows[name].append(BatchPanel(f"t = {stage}", points.numpy(), _on_grid(surface)))
+    return growing_batches(rows, plane)
 
 
 def frank_wolfe_stages(
@@ -148,9 +140,6 @@ def frank_wolfe_stages(
     return chosen
 
 
-# Linear regression on the line.
-
-
 @styled
 def linear_norms(num_labels: int = 10, *, seed: int = 0) -> Figure:
     """Draw BALD next to the ACS norm over x^T x (paper, appendix), for y = x + noise of variance 5.
@@ -167,12 +156,16 @@ def linear_norms(num_labels: int = 10, *, seed: int = 0) -> Figure:
     posterior = BayesianLinearRegression(noise_variance=NOISE).fit(x[:, None], y)
     line = torch.linspace(-6, 6, 200, dtype=torch.float64)  # an even number: the origin is not among them
     pool = as_pool(line[:, None])
-    information = _information(posterior, line[:, None])
+    information = _bald(posterior, line[:, None])
     norm = acs_norm(fisher_space(posterior, pool, generator=torch.Generator())).values / line.square()
 
     figure = Figure(figsize=(11.4, 3.6))
     data, left, right = figure.subplots(1, 3)
-    _draw_line_model(data, line, line * posterior.mean, line.abs() * posterior.covariance[0].sqrt())
+    mean, std = line * posterior.mean, line.abs() * posterior.covariance[0].sqrt()
+    data.set_title("Labels and model")
+    data.fill_between(line, mean - 2 * std, mean + 2 * std, color=COLOURS[0], alpha=0.15, linewidth=0)
+    data.plot(line, mean, color=COLOURS[0], label="posterior mean ± 2 std")
+    data.plot(line, line, color=INK, linestyle="--", linewidth=1.2, label="y = x")
     data.scatter(x, y, s=28, color=COLOURS[1], edgecolors="white", zorder=3, label="labels")
     data.legend(loc="upper left")
     left.set(title="BALD", ylabel="nats")
@@ -185,13 +178,6 @@ def linear_norms(num_labels: int = 10, *, seed: int = 0) -> Figure:
     for axes in (data, left, right):
         axes.set_xlabel("x")
     return figure
-
-
-def _draw_line_model(axes: Axes, line: Tensor, mean: Tensor, std: Tensor) -> None:
-    axes.set_title("Labels and model")
-    axes.fill_between(line, mean - 2 * std, mean + 2 * std, color=COLOURS[0], alpha=0.15, linewidth=0)
-    axes.plot(line, mean, color=COLOURS[0], label="posterior mean ± 2 std")
-    axes.plot(line, line, color=INK, linestyle="--", linewidth=1.2, label="y = x")
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {"probit-batches": probit_batches, "linear-norms": linear_norms}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
+
+Figures: TypeAlias = tuple[float, ...]
 
 METHODS = ("Random", "MaxEnt", "ACS-FW", "MaxEnt-I", "MaxEnt-SG")
 
@@ -33,24 +35,25 @@ _NAMES = {"random": "Random", "maxent": "MaxEnt", "maxent-i": "MaxEnt-I", "maxen
 _ACS = {name: "acs-fw-j10" if name in ("power", "year") else "acs-fisher" for name in _RMSE}
 
 
-def paper_name(data: str, method: str) -> str | None:
-    """What the paper calls one of our methods; variants (``acs-fisher-...``) stand beside the same figure.
+def paper_name(data: str, method: str) -> str:
+    """What the paper calls one of our methods, if it has it; variants stand beside the same figure.
 
     >>> paper_name("yacht", "acs-fisher-unfilled"), paper_name("power", "acs-fisher")
-    ('ACS-FW', None)
+    ('ACS-FW', '')
     """
     if f"{method.lower()}-".startswith(f"{_ACS.get(data)}-"):
         return "ACS-FW"
-    return _NAMES.get(method)
+    return _NAMES.get(method, "")
 
 
-def departure(data: str, settings: Mapping[str, Any]) -> str | None:
-    """What keeps results from standing beside the paper's, in words; nothing where they may.
+def departure(data: str, settings: Mapping[str, Any]) -> str:
+    """What keeps results from standing beside the paper's, in words; empty where they may.
 
     >>> settings = {"data": {"table": "yacht"}, "first": 20, "batch": 5, "budget": 100}
     >>> departure("yacht", settings)
     'first, batch and budget are 20, 5, 100, and 20, 10, 100 in the paper'
     >>> departure("yacht", {**settings, "batch": 10})
+    ''
     """
     if data not in _PROTOCOLS:
         return "the paper has no such data set"
@@ -59,24 +62,24 @@ def departure(data: str, settings: Mapping[str, Any]) -> str | None:
         return f"the table is {table or 'not known'}, not the published one"
     ours = tuple(settings.get(name, "unknown") for name in ("first", "batch", "budget"))
     if ours == _PROTOCOLS[data]:
-        return None
+        return ""
     said, theirs = (", ".join(map(str, numbers)) for numbers in (ours, _PROTOCOLS[data]))
     return f"first, batch and budget are {said}, and {theirs} in the paper"
 
 
-def paper_rmse(data: str, method: str) -> tuple[float, float] | None:
+def paper_rmse(data: str, method: str) -> Figures | None:
     """Mean and standard error of the final test RMSE.
 
     >>> paper_rmse("boston", "maxent-sg")
     (3.458, 0.0682)
     """
-    return dict(zip(METHODS, _RMSE.get(data, ()), strict=False)).get(paper_name(data, method) or "")
+    return dict(zip(METHODS, _RMSE.get(data, ()), strict=False)).get(paper_name(data, method))
 
 
-def paper_seconds(data: str, method: str) -> tuple[float, float, float] | None:
+def paper_seconds(data: str, method: str) -> Figures | None:
     """Seconds to build a batch, for a whole round, for a whole run.
 
     >>> paper_seconds("power", "acs-fw-J10")
     (0.8, 10.2, 179.8)
     """
-    return dict(zip(METHODS, _SECONDS.get(data, ()), strict=False)).get(paper_name(data, method) or "")
+    return dict(zip(METHODS, _SECONDS.get(data, ()), strict=False)).get(paper_name(data, method))

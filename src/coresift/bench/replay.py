@@ -55,10 +55,7 @@ class Method:
     impute: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("refit_every", 1), ("num_samples", 2)):
-            if getattr(self, name) is not None:
-                # A NumPy integer becomes one of Python, which a log can hold.
-                object.__setattr__(self, name, check_integer(getattr(self, name), least, name))
+        _check_integers(self, refit_every=1, num_samples=2)
         for name in ("exact", "fill", "impute"):
             check_switch(getattr(self, name), name)
 
@@ -72,38 +69,30 @@ class Method:
         return strategy.with_options(**changed)
 
 
+def _check_integers(options: Any, **least: int) -> None:
+    """Check integers, or ``None`` where that is the default; a log can hold those of Python, not of NumPy."""
+    for name in least:
+        value = getattr(options, name)
+        if value is not None or getattr(type(options), name) is not None:
+            object.__setattr__(options, name, check_integer(value, least[name], name))
+
+
 @dataclass(frozen=True)
 class Round:
-    """What one turn of a replay did.
+    """What one turn of a replay did; measures are those of `measure`, on the test set."""
 
-    Attributes
-    ----------
-    fits : how often the model had been trained before.
-    labels : true labels it was now trained on.
-    guessed : pseudo-labels it was trained on as well.
-    rmse : root mean squared error on the test set; ``None`` for classes.
-    log_density : mean predictive log density of the test set, or log probability of the true classes; a class
-        that the model has not met yet counts with a probability of 1e-6.
-    chosen : rows chosen then; none in the last round.
-    guesses : pseudo-labels of the chosen rows, where they are imputed.
-    bought : rows whose true labels came in.
-    fit_seconds : this run's part of the training time.
-    select_seconds : what it took to build the batch.
-    accuracy, calibration_error : of classes, on the test set; see `calibration_error`.
-    """
-
-    fits: int
-    labels: int
-    guessed: int
-    rmse: float | None
+    fits: int  # how often the model had been trained before
+    labels: int  # true labels it was now trained on
+    guessed: int  # pseudo-labels it was trained on as well
+    rmse: float | None  # none for classes
     log_density: float
-    chosen: tuple[int, ...] = ()
-    guesses: tuple[Label, ...] = ()
-    bought: tuple[int, ...] = ()
-    fit_seconds: float = 0.0
-    select_seconds: float = 0.0
-    accuracy: float | None = None
-    calibration_error: float | None = None
+    chosen: tuple[int, ...] = ()  # rows; none in the last round
+    guesses: tuple[Label, ...] = ()  # pseudo-labels of the chosen rows, where they are imputed
+    bought: tuple[int, ...] = ()  # rows whose true labels came in
+    fit_seconds: float = 0.0  # this run's part of the training time
+    select_seconds: float = 0.0  # to build the batch
+    accuracy: float | None = None  # of classes
+    calibration_error: float | None = None  # of classes
 
     @property
     def error(self) -> float:
@@ -178,9 +167,7 @@ class Simulation:
     workers: int = 1
 
     def __post_init__(self) -> None:
-        given = {"first": 1, "batch": 1, "budget": 0, "workers": 1}
-        for name, least in given.items() if self.num_test is None else [*given.items(), ("num_test", 1)]:
-            object.__setattr__(self, name, check_integer(getattr(self, name), least, name))
+        _check_integers(self, first=1, batch=1, budget=0, workers=1, num_test=1)
         if self._test_size < 1:
             raise InputError(
                 f"test_share {self.test_share} keeps {self._test_size} rows for testing, expected one or more"
@@ -207,27 +194,27 @@ class Simulation:
         """Whether ``fit_many`` trains one model after the other, as it does on images of bytes."""
         return str(self.x.dtype).endswith("uint8")
 
-    def _order(self, seed: int) -> Index:
-        """(N,) the rows, the test set first."""
-        if self.num_test is None:
-            return np.random.default_rng(seed).permutation(len(self.x))
-        test = np.arange(self.num_known, len(self.x))
-        return np.concatenate([test, np.random.default_rng(seed).permutation(self.num_known)])
+    def _split(self, seed: int) -> tuple[Index, Index]:
+        """Return the rows of the test set and the others, in an order drawn at random."""
+        random = np.random.default_rng(seed)
+        if self.num_test is not None:
+            return np.arange(self.num_known, len(self.x)), random.permutation(self.num_known)
+        rows = random.permutation(len(self.x))
+        return rows[: self._test_size], rows[self._test_size :]
 
     def test_rows(self, seed: int) -> Index:
         """(M,) the rows of the test set."""
-        return self._order(seed)[: self._test_size]
+        return self._split(seed)[0]
 
     def pool_rows(self, state: State) -> Index:
         """(N',) the rows that may be chosen next."""
-        rows = self._order(state.seed)[self._test_size :]
+        rows = self._split(state.seed)[1]
         return rows[~np.isin(rows, self.known(state)[0])]
 
     def begin(self, method: Method, seed: int) -> State:
         """Return the state of a run with its first labels, which are the same for every method."""
         seed = check_integer(seed, 0, "seed")
-        order = self._order(seed)[self._test_size :]
-        rows, others = order[: self.first], order[self.first :]
+        rows, others = np.split(self._split(seed)[1], [self.first])
         if isinstance(self.model, ClassifierMixin):  # a model of one class can tell nothing apart
             different = others[self.y[others] != self.y[rows[0]]]
             if len(different) and (self.y[rows] == self.y[rows[0]]).all():
@@ -251,10 +238,8 @@ class Simulation:
         return min(state.method.refit_every or self.batch, self.batch_size(state) - len(state.guesses))
 
 
-# A model, and this run's part of the training time in seconds.
-Fitted: TypeAlias = tuple[Any, float]
-# Models of the first labels, by their seed.
-Begun: TypeAlias = dict[int, Fitted]
+Fitted: TypeAlias = tuple[Any, float]  # a model, and this run's part of the training time in seconds
+Begun: TypeAlias = dict[int, Fitted]  # models of the first labels, by their seed
 
 
 def run(simulation: Simulation, states: Sequence[State]) -> Iterator[list[Round]]:
@@ -269,19 +254,18 @@ def step(
 ) -> tuple[list[State], list[Round]]:
     """Turn the ring once for each of several runs, whose models are trained as one computation.
 
-    Parameters
-    ----------
-    begun : keeps the models of the first labels: all methods begin with the same, so it is trained once.
+    ``begun`` keeps the models of the first labels: all methods begin with the same, so it is trained once.
     """
     fitted = _fit_together(simulation, states, {} if begun is None else begun)
     moved, workers = _where(simulation)
     # One thread for each worker: several that wait for each other are many times slower than none.
     threads = 1 if workers > 1 else torch.get_num_threads()
     turns = Parallel(n_jobs=workers)(
-        delayed(_turn_once)(_Run.of(simulation, state, *one, moved), threads)
-        for state, one in zip(states, fitted, strict=True)
+        delayed(_turn_once)(_Run.of(simulation, state, *model, moved), threads)
+        for state, model in zip(states, fitted, strict=True)
     )
-    return [state for state, _ in turns], [record for _, record in turns]
+    after, records = zip(*turns, strict=True)
+    return list(after), list(records)
 
 
 def _where(simulation: Simulation) -> tuple[bool, int]:
@@ -305,10 +289,9 @@ def _fit_together(simulation: Simulation, states: Sequence[State], begun: Begun)
 
 
 def _train(simulation: Simulation, states: Sequence[State]) -> list[Fitted]:
-    known = [simulation.known(state) for state in states]
-    if not known:
+    if not states:
         return []
-    sets = [(simulation.x[rows], labels) for rows, labels in known]
+    sets = [(simulation.x[rows], labels) for rows, labels in map(simulation.known, states)]
     start = time.perf_counter()
     models = simulation.model.fit_many(sets, [state.seed_of(0) for state in states])
     seconds = (time.perf_counter() - start) / len(states)
@@ -317,16 +300,13 @@ def _train(simulation: Simulation, states: Sequence[State]) -> list[Fitted]:
 
 def _turn_once(learner: _Run, threads: int) -> tuple[State, Round]:
     torch.set_num_threads(threads)
-    turn(learner, Oracle(learner.simulation.y))
+    turn(learner, _Oracle())
     return learner.state, learner.record
 
 
 @dataclass
 class _Run:
-    """One simulated run as a `Learner`: its items are rows, and its answers rows with labels.
-
-    Its model was trained side by side with those of other runs.
-    """
+    """One simulated run as a `Learner` whose model is trained already: its items are rows of the table."""
 
     simulation: Simulation
     state: State
@@ -339,7 +319,7 @@ class _Run:
 
     @classmethod
     def of(cls, simulation: Simulation, state: State, model: Any, seconds: float, moved: bool) -> _Run:
-        """Take what a run needs of its model, moved to the CPU or not."""
+        """Take what a run needs of its model."""
         posterior = model.posterior_.to("cpu") if moved else model.posterior_
         return cls(simulation, state, posterior, getattr(model, "classes_", None), seconds)
 
@@ -352,16 +332,13 @@ class _Run:
     def choose(self, posterior: Any) -> Sequence[int]:
         """Choose rows; labels that are imputed are asked for once their batch is complete."""
         simulation, state = self.simulation, self.state
-        wanted = simulation.wanted(state)
-        if wanted == 0:
-            return ()
-        start = time.perf_counter()
-        self.chosen = choose(simulation, state, posterior, wanted)
-        self.select_seconds = time.perf_counter() - start
-        if not state.method.impute:
-            return self.chosen
-        waiting = (*(row for row, _ in state.guesses), *self.chosen)
-        return waiting if len(waiting) == simulation.batch_size(state) else ()
+        if wanted := simulation.wanted(state):
+            start = time.perf_counter()
+            self.chosen = choose(simulation, state, posterior, wanted)
+            self.select_seconds = time.perf_counter() - start
+        imputed = tuple(row for row, _ in state.guesses) + self.chosen
+        complete = not state.method.impute or len(imputed) == simulation.batch_size(state)
+        return imputed if complete else ()
 
     def look(self, posterior: Any, items: Sequence[int]) -> Round:
         """Test the model; what was chosen does not change that."""
@@ -389,41 +366,29 @@ class _Run:
     def commit(self, record: Round) -> None:
         self.record = record
 
-    def add(self, answers: Sequence[tuple[int, Label]]) -> None:
-        """Note which rows have their labels now; the table keeps these."""
-        self.record = replace(self.record, bought=tuple(row for row, _ in answers))
+    def add(self, answers: Sequence[int]) -> None:
+        self.record = replace(self.record, bought=tuple(answers))
         self.state = self.state.after(self.record)
 
 
-class Oracle:
-    """Answers at once, from a table that has all labels.
-
-    >>> oracle, bought = Oracle(np.array([1.5, 2.5, 3.5])), []
-    >>> oracle.ask([2, 0], commit=lambda: None)
-    >>> oracle.collect(bought.extend)
-    >>> bought
-    [(2, 3.5), (0, 1.5)]
-    """
-
-    def __init__(self, labels: npt.NDArray[Any]) -> None:
-        self.labels = labels
-        self._asked: tuple[int, ...] = ()
+class _Oracle:
+    """A labeller who answers at once. The table keeps the labels, so an answer is a row that has one now."""
 
     def ask(self, items: Sequence[int], commit: Callable[[], None]) -> None:
         commit()
-        self._asked = tuple(items)
+        self.asked = items
 
-    def collect(self, add: Callable[[Sequence[tuple[int, Label]]], Any]) -> None:
-        add([(row, self.labels[row].item()) for row in self._asked])
+    def collect(self, add: Callable[[Sequence[int]], None]) -> None:
+        add(self.asked)
 
 
 def choose(simulation: Simulation, state: State, posterior: Any, budget: int) -> tuple[int, ...]:
     """Choose the rows that a run's method would have labelled next."""
-    pool, method = simulation.pool_rows(state), state.method
+    pool = simulation.pool_rows(state)
     batch = select(
         ArrayPool(simulation.x[pool]),
         budget=budget,
-        strategy=method.resolved(),
+        strategy=state.method.resolved(),
         posterior=posterior,
         labelled=simulation.x[simulation.known(state)[0]],
         seed=state.seed_of(1),

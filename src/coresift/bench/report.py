@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from coresift.atomic import write_text
-from coresift.bench.published import departure, paper_name, paper_rmse, paper_seconds
+from coresift.bench.published import departure, paper_name, paper_rmse
 from coresift.bench.results import Results, Standing, standings
 from coresift.bench.statistics import Estimate
 from coresift.bench.store import PACKED, Origins, Record, pack, read
@@ -18,6 +19,10 @@ from coresift.report.figures import COLOURS, CurvePanel, curve_panels, save
 from coresift.report.page import Heading, Part, Picture, Table, markdown, page
 from coresift.types import InputError
 
+# What all labels give: data set, and whether it has classes -> number of labels, estimate.
+Ceilings: TypeAlias = Mapping[tuple[str, bool], tuple[int, Estimate]]
+
+_UNTESTED = "not tested against random"
 # By the kinds of data sets there are, without classes and with: their name, and what is measured.
 _KINDS = {
     (False,): ("regression", "All errors are test RMSE"),
@@ -33,13 +38,7 @@ _HOW = (
 )
 
 
-def write_report(
-    folder: Path,
-    out: Path | None = None,
-    *,
-    show: Sequence[str] | None = None,
-    ceiling: Path | None = None,
-) -> Path:
+def write_report(folder: Path, out: Path | None = None, *, ceiling: Path | None = None) -> Path:
     """Write ``report.html``, ``table1.md``, ``curves-DATA.png`` and ``rounds.parquet``; returns the page.
 
     Where all data sets have classes, for which the paper has no Table 1, that file is called ``tables.md``.
@@ -48,22 +47,17 @@ def write_report(
     ----------
     folder : with ``DATA/METHOD.jsonl``, whose runs may be unfinished, or with ``rounds.parquet``.
     out : where to write; the same folder by default.
-    show : methods in the figures, which have seven colours; a few with the best by default.
     ceiling : another folder, with results of the same models on all labels, to be drawn as a line.
     """
     out = out or folder
     records, origins = read(folder)
-    known = sorted({record.method for record in records})
-    if unknown := sorted({*(show or ())} - {*known}):
-        raise InputError(f"show names {', '.join(unknown)}, but {folder} has {', '.join(known)}")
-    report = _Report(_gather(records, origins), {} if ceiling is None else _ceilings(ceiling), show)
+    report = _Report(_gather(records, origins), _ceilings(ceiling) if ceiling else {})
     out.mkdir(parents=True, exist_ok=True)
     pack(records, origins, out / PACKED)
     kind, _ = _KINDS[report.kinds]
     title, parts = f"Which labels to buy: the {kind} experiments", report.parts(origins)
-    for part in parts:
-        if isinstance(part, Picture):
-            save(part.figure, out / part.file)
+    for picture in (part for part in parts if isinstance(part, Picture)):
+        save(picture.figure, out / picture.file)
     write_text(out / ("table1.md" if False in report.kinds else "tables.md"), markdown(title, parts))
     path = out / "report.html"
     write_text(path, page(title, parts))
@@ -72,17 +66,14 @@ def write_report(
 
 def _gather(records: Iterable[Record], origins: Origins) -> list[Results]:
     """Sort runs by data set."""
-    settings = {name: origin.settings for name, origin in origins.items()}
-    return [
-        Results.gather(
-            data, list(runs), {method: settings[of, method] for of, method in settings if of == data}
-        )
-        for data, runs in groupby(records, lambda run: run.data)
-    ]
+    settings = defaultdict[str, dict[str, dict[str, Any]]](dict)
+    for (data, method), origin in origins.items():
+        settings[data][method] = origin.settings
+    by_data = groupby(records, lambda run: run.data)
+    return [Results.gather(data, list(runs), settings[data]) for data, runs in by_data]
 
 
-def _ceilings(folder: Path) -> dict[tuple[str, bool], tuple[int, Estimate]]:
-    """Read what all labels give: data set, and whether it has classes -> number of labels, estimate."""
+def _ceilings(folder: Path) -> Ceilings:
     found = [results for results in _gather(*read(folder)) if results.ranked() and results.refits == 0]
     if not found:
         raise InputError(f'{folder} has no finished runs with first = "all", to be the ceiling of others')
@@ -92,27 +83,25 @@ def _ceilings(folder: Path) -> dict[tuple[str, bool], tuple[int, Estimate]]:
     }
 
 
-def _provenance(origins: Origins) -> tuple[list[Part], list[Part]]:
+def _provenance(origins: Origins) -> tuple[str, list[Part]]:
     """Say how the results were made, for the top; if by many commands, with a list of them for the end."""
-    made = chain.from_iterable(origin.made for origin in origins.values())
-    values = defaultdict[str, list[str]](list)
-    for name, value in dict.fromkeys(chain.from_iterable(each.items() for each in made)):
-        values[name].append(value)
+    values = defaultdict[str, dict[str, None]](dict)
+    for made in chain.from_iterable(origin.made for origin in origins.values()):
+        for name, value in made.items():
+            values[name][value] = None
     lines, end = [], list[Part]()
-    if len(commands := values.get("command", [])) > 1:
+    if len(values.get("command", ())) > 1:
+        commands = sorted(values.pop("command"))
         lines = [f"These results were made by {len(commands)} commands, listed at the end."]
-        end = [Heading("Commands"), *sorted(values.pop("command"))]
+        end = [Heading("Commands"), *commands]
     lines += [f"{name.capitalize()}: {'; '.join(different)}." for name, different in values.items()]
-    return [" ".join(lines)] if lines else [], end
+    return " ".join(lines), end
 
 
 @dataclass(frozen=True)
 class _Report:
-    """What a report is made of: results, results with all labels, and the methods to draw."""
-
     everything: Sequence[Results]
-    ceilings: dict[tuple[str, bool], tuple[int, Estimate]]
-    show: Sequence[str] | None
+    ceilings: Ceilings
 
     @property
     def kinds(self) -> tuple[bool, ...]:
@@ -130,16 +119,19 @@ class _Report:
         _, measures = _KINDS[self.kinds]
         how = f" {_HOW}" if any(results.compares for results in self.everything) else ""
         sections = chain.from_iterable(map(self.section, self.everything))
-        return [*top, *overview, f"{measures}, mean ± standard error over seeds.{how}", *sections, *end]
+        measured = f"{measures}, mean ± standard error over seeds.{how}"
+        return [*filter(None, [top]), *overview, measured, *sections, *end]
 
     def section(self, results: Results) -> list[Part]:
         """Make the part about one data set."""
-        parts: list[Part] = [Heading(results.data), *_warnings(results)]
+        warnings = [_mixed(results), _left_out(results), *_not_the_papers(results)]
+        parts: list[Part] = [Heading(results.data), *filter(None, warnings)]
         labels, top = self.ceilings.get((results.data, results.classes), (0, None))
         if top is not None:
-            parts.append(f"With all {labels:,} labels, {results.measure} is {top:.{results.digits}f}.")
+            measure = results.measure
+            parts.append(f"With all {labels:,} labels, {measure.name} is {top:.{measure.digits}f}.")
         if results.compares and results.ranked():
-            parts.append(_curves(results, self.show or self._handful(results), top))
+            parts.append(_curves(results, self._handful(results), top))
         return [*parts, *tables(results)]
 
     def _handful(self, results: Results) -> list[str]:
@@ -168,36 +160,32 @@ def _random_first(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (name != "random", name))
 
 
-# What is at the top.
-
-
 def _overview(alike: Sequence[Results], classes: bool) -> list[Part]:
     """Rank the methods over data sets that share a ranking."""
-    ranking = standings(alike)
-    if [standing.method for standing in ranking] == ["random"]:
-        return []
+    ranking, which = standings(alike), " by accuracy" if classes else ""
     if not ranking:
-        which = " by accuracy" if classes else ""
         return [f"There is no ranking{which} yet: it needs a finished run of random on some data set."]
+    if len(ranking) == 1 and ranking[0].method == "random":
+        return []
     names = sorted({*chain.from_iterable(standing.at_labels for standing in ranking)})
-    return [
-        _headline(ranking[0], alike, classes),
-        Table(
-            ["method", "equal labels", "equal refits", *names],
-            [_overview_row(standing, names) for standing in ranking],
-            f"{'Error rate' if classes else 'RMSE'} divided by that of random: geometric means over data "
-            "sets at equal labels and at equal refits, then each data set at equal labels. Methods that lack "
-            "data sets, or have one seed where others have more, are last.",
-        ),
+    rows = [
+        [standing.method, *map(_ratio, [*standing.overall, *map(standing.at_labels.get, names)])]
+        for standing in ranking
     ]
+    caption = (
+        f"{'Error rate' if classes else 'RMSE'} divided by that of random: geometric means over data sets at "
+        "equal labels and at equal refits, then each data set at equal labels. Methods that lack data sets, "
+        "or have one seed where others have more, are last."
+    )
+    table = Table(["method", "equal labels", "equal refits", *names], rows, caption)
+    return [_headline(ranking[0], alike), table]
 
 
-def _overview_row(standing: Standing, names: Sequence[str]) -> list[str]:
-    ratios = [*standing.overall, *map(standing.at_labels.get, names)]
-    return [standing.method, *(NOTHING if ratio is None else f"{ratio:.3f}" for ratio in ratios)]
+def _ratio(ratio: float | None) -> str:
+    return NOTHING if ratio is None else f"{ratio:.3f}"
 
 
-def _headline(best: Standing, alike: Sequence[Results], classes: bool) -> str:
+def _headline(best: Standing, alike: Sequence[Results]) -> str:
     """Say which method is the most accurate, by how much, and whether that is significant."""
     names, (at_labels, at_refits) = list(best.at_labels), best.overall
     where = f"on {names[0]}" if len(names) == 1 else f"in geometric mean over {', '.join(names)}"
@@ -205,13 +193,10 @@ def _headline(best: Standing, alike: Sequence[Results], classes: bool) -> str:
         return f"The most accurate at equal labels is random itself, {where}."
     verdicts = [_verdict(best.method, results) for results in alike if results.data in names]
     return (
-        f"The most accurate at equal labels is {best.method}: its {'error rate' if classes else 'error'} is "
+        f"The most accurate at equal labels is {best.method}: its {alike[0].measure.error} is "
         f"{at_labels:.2f} times that of random ({at_refits:.2f} times at equal refits), {where}. "
         f"{_tested(verdicts)}"
     )
-
-
-_UNTESTED = "not tested against random"
 
 
 def _verdict(method: str, results: Results) -> str:
@@ -232,24 +217,18 @@ def _tested(verdicts: Sequence[str]) -> str:
     return f"By the paired tests below, it is {'; '.join(found)}."
 
 
-# What is at the top of each data set.
-
-
-def _warnings(results: Results) -> list[str]:
-    """Say what makes methods incomparable, which runs are missing, and why figures of the paper are."""
-    return [*_mixed(results), *_left_out(results), *_not_the_papers(results)]
-
-
-def _mixed(results: Results) -> list[str]:
+def _mixed(results: Results) -> str:
+    """Say what makes methods incomparable."""
     different = [
         f"{name} ({' against '.join(', '.join(group) for group in groups)})"
         for name, groups in results.differing().items()
     ]
     warning = "Warning: these methods were run with different settings, and cannot be compared:"
-    return [f"{warning} {'; '.join(different)}."] if different else []
+    return f"{warning} {'; '.join(different)}." if different else ""
 
 
-def _left_out(results: Results) -> list[str]:
+def _left_out(results: Results) -> str:
+    """Say which runs are missing, and where there are too few for a test."""
     lines = []
     if results.unfinished:
         counts = ", ".join(f"{name} {count}" for name, count in results.unfinished.items())
@@ -260,38 +239,32 @@ def _left_out(results: Results) -> list[str]:
             f"With fewer than {results.seeds_needed} finished seeds and {results.num_compared} methods "
             f"compared, even a method that is better on every seed may not be significantly better{test}."
         )
-    return [" ".join(lines)] if lines else []
+    return " ".join(lines)
 
 
 def _not_the_papers(results: Results) -> list[str]:
+    """Say why figures of the paper are missing."""
     reasons = defaultdict[str, list[str]](list)
-    for name in results.runs:
-        reason = departure(results.data, results.settings[name])
-        if reason and (paper_rmse(results.data, name) or paper_seconds(results.data, name)):
+    for name in filter(lambda name: paper_rmse(results.data, name), results.runs):
+        if reason := departure(results.data, results.settings[name]):
             reasons[reason].append(name)
     return [
         f"The paper's figures are left out for {', '.join(names)}: {why}." for why, names in reasons.items()
     ]
 
 
-# Figures.
-
-
 def _curves(results: Results, show: Sequence[str], top: Estimate | None) -> Picture:
-    ranked = results.ranked()
-    order = list(dict.fromkeys(show))
+    ranked, order = results.ranked(), list(dict.fromkeys(show))
     names = [name for name in order if name in ranked] or ranked[: len(COLOURS)]
     labels = results.label_grid()
     panels = [CurvePanel("labels", {name: (labels, results.curve(name, "labels", labels)) for name in names})]
     if not results.in_step():  # else the same curves would be drawn twice
         panels.append(_refit_panel(results, names))
-    figure = curve_panels(
-        panels,
-        f"test {results.measure}, {results.data}",
-        order=order,
-        accuracy=results.classes,
-        level=None if top is None else ("all labels", top.mean),
+    level, measured = (
+        ("all labels", top.mean) if top else None,
+        f"test {results.measure.name}, {results.data}",
     )
+    figure = curve_panels(panels, measured, order=order, accuracy=results.classes, level=level)
     caption = _curves_caption(results, panels, len(ranked) - len(names))
     return Picture(figure, caption, f"curves-{results.data}.png")
 
@@ -306,13 +279,12 @@ def _refit_panel(results: Results, names: Sequence[str]) -> CurvePanel:
 def _curves_caption(results: Results, panels: Sequence[CurvePanel], left: int) -> str:
     others = {0: "", 1: " 1 other method is not drawn."}.get(left, f" {left} other methods are not drawn.")
     first = " The first fit, the same for all methods, may be below the figure." if results.classes else ""
-    end = panels[-1].stretched
-    line = (
-        f" The dotted line marks the {end} refits of methods with full batches; beyond it, the axis is "
-        "logarithmic."
-    )
-    return (
+    caption = (
         f"Test {'accuracy' if results.classes else 'error'} against "
         f"{' and against '.join(panel.axis for panel in panels)}: means over seeds, bands of two standard "
-        f"errors. Between two fits, the earlier one counts.{others}{first}{line if end else ''}"
+        f"errors. Between two fits, the earlier one counts.{others}{first}"
     )
+    if end := panels[-1].stretched:
+        caption += f" The dotted line marks the {end} refits of methods with full batches; beyond it, "
+        caption += "the axis is logarithmic."
+    return caption

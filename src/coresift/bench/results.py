@@ -9,21 +9,35 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from scipy.stats import gmean
 
 from coresift.bench.replay import Round
-from coresift.bench.statistics import Estimate, Pair, compare_pairs, geometric_mean, seeds_needed
+from coresift.bench.statistics import Estimate, Pair, compare_pairs, seeds_needed
 from coresift.bench.store import Record
 from coresift.types import Floats
 
 # What is held equal. The first fit is not a refit, so refits are the fits before a round.
 Along: TypeAlias = Literal["labels", "fits"]
+Settings: TypeAlias = Mapping[str, Mapping[str, Any]]  # method -> as its log has them
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is shown of a test set, and the words for it."""
+
+    name: str
+    digits: int
+    error: str  # what methods are ranked by
+
+
+RMSE, ACCURACY = Measure("RMSE", 3, "error"), Measure("accuracy", 4, "error rate")
 
 
 @dataclass(frozen=True)
@@ -34,55 +48,52 @@ class Results:
     runs: Mapping[str, Mapping[int, Record]]  # method -> seed -> run
     unfinished: Mapping[str, int]  # method -> number of runs left out, if there are any
     labels: int  # at the end of a run
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # method -> as its log has them
-    classes: bool = False  # whether classes were predicted; then accuracy is shown instead of RMSE
+    settings: Settings
+    classes: bool  # whether classes were predicted
 
     @classmethod
-    def gather(
-        cls, data: str, records: Sequence[Record], settings: Mapping[str, Mapping[str, Any]] | None = None
-    ) -> Results:
+    def gather(cls, data: str, records: Sequence[Record], settings: Settings | None = None) -> Results:
         """Sort runs: one is finished if it chose nothing more and has as many labels as any other."""
         labels = max(record.rounds[-1].labels for record in records)
         runs: dict[str, dict[int, Record]] = {record.method: {} for record in records}
-        for record in filter(lambda record: record.finished(labels), records):
-            runs[record.method][record.seed] = record
-        unfinished = Counter(record.method for record in records if not record.finished(labels))
+        unfinished = Counter[str]()
+        for record in records:
+            if record.finished(labels):
+                runs[record.method][record.seed] = record
+            else:
+                unfinished[record.method] += 1
         known = {name: (settings or {}).get(name, {}) for name in runs}
         classes = records[0].rounds[0].accuracy is not None
         return cls(data, runs, unfinished, labels, known, classes)
 
+    @property
+    def measure(self) -> Measure:
+        """What is shown."""
+        return ACCURACY if self.classes else RMSE
+
+    def _measured(self, errors: Iterable[Any]) -> Floats:
+        values = np.array(list(errors))
+        return 1 - values if self.classes else values
+
+    @cached_property
+    def _all_runs(self) -> list[Record]:
+        return list(chain.from_iterable(seeds.values() for seeds in self.runs.values()))
+
     @cached_property
     def refits(self) -> int:
         """The fewest refits of a finished run, which are those of methods with full batches."""
-        return min((run.rounds[-1].fits for run in self._all_runs()), default=0)
-
-    @property
-    def measure(self) -> str:
-        """The name of what is shown."""
-        return "accuracy" if self.classes else "RMSE"
-
-    @property
-    def digits(self) -> int:
-        """With which it is shown."""
-        return 4 if self.classes else 3
-
-    def _measured(self, errors: Floats) -> Floats:
-        return 1 - errors if self.classes else errors
-
-    def _all_runs(self) -> Iterator[Record]:
-        return (run for seeds in self.runs.values() for run in seeds.values())
+        return min((run.rounds[-1].fits for run in self._all_runs), default=0)
 
     def differing(self) -> dict[str, list[list[str]]]:
         """Find settings in which methods differ, besides the method itself: name -> groups that agree."""
-        names = sorted({*chain(*self.settings.values())} - {"method", "beside"})
-        groups = {name: self._grouped(name) for name in names}
-        return {name: found for name, found in groups.items() if len(found) > 1}
-
-    def _grouped(self, name: str) -> list[list[str]]:
-        groups = defaultdict[str, list[str]](list)
-        for method, own in self.settings.items():
-            groups[json.dumps(own.get(name, ""), sort_keys=True)].append(method)
-        return [*groups.values()]
+        differing = {}
+        for name in sorted({*chain(*self.settings.values())} - {"method", "beside"}):
+            groups = defaultdict[str, list[str]](list)
+            for method, own in self.settings.items():
+                groups[json.dumps(own.get(name, ""), sort_keys=True)].append(method)
+            if len(groups) > 1:
+                differing[name] = list(groups.values())
+        return differing
 
     def ranked(self, along: Along = "labels") -> list[str]:
         """List methods with finished runs: the most accurate first, those with a lone run last."""
@@ -95,7 +106,7 @@ class Results:
         most = max((len(runs) for name, runs in self.runs.items() if name != "random"), default=0)
         return len(self.runs[method]) == 1 < most
 
-    def at(self, method: str, along: Along) -> dict[int, Round]:
+    def at(self, method: str, along: Along = "labels") -> dict[int, Round]:
         """Return the round of each seed at equal labels, which is its last, or at equal refits."""
         limit = self.labels if along == "labels" else self.refits
         return {seed: _latest(run, along, limit) for seed, run in self.runs[method].items()}
@@ -106,7 +117,7 @@ class Results:
 
     def estimate(self, method: str, along: Along = "labels") -> Estimate:
         """Average the measure over seeds, at equal labels or at equal refits."""
-        return Estimate.over(self._measured(np.array([*self.errors(method, along).values()])))
+        return Estimate.over(self._measured(self.errors(method, along).values()))
 
     @property
     def compares(self) -> bool:
@@ -126,18 +137,12 @@ class Results:
     @property
     def few_seeds(self) -> bool:
         """Whether a classification has too few seeds for a significant Wilcoxon test."""
-        fewest = min((len(self.runs[name]) for name in self.ranked()), default=self.seeds_needed)
-        return self.classes and fewest < self.seeds_needed
+        return self.classes and any(len(self.runs[name]) < self.seeds_needed for name in self.ranked())
 
     def pairs(self, reference: str) -> list[Pair]:
         """Compare the other methods with the reference at equal labels; with few seeds by t-tests as well."""
         errors = {name: self.errors(name) for name in self.ranked()}
         return compare_pairs(errors, reference, if_normal=self.few_seeds) if reference in errors else []
-
-    def comparable_with(self, reference: str) -> list[str]:
-        """List the methods that have finished a seed that the reference has finished, too; see `ranked`."""
-        base = self.runs.get(reference, {})
-        return [name for name in self.ranked() if self.runs[name].keys() & base.keys()]
 
     def ratio(self, method: str, reference: str, along: Along = "labels") -> float:
         """Divide the mean error by that of the reference, over the seeds that both have finished."""
@@ -150,32 +155,31 @@ class Results:
 
     def in_step(self) -> bool:
         """Tell whether all runs always had the same labels after the same refits."""
-        return len({tuple((turn.fits, turn.labels) for turn in run.rounds) for run in self._all_runs()}) == 1
+        return len({tuple((turn.fits, turn.labels) for turn in run.rounds) for run in self._all_runs}) == 1
 
     def label_grid(self) -> list[int]:
         """List the numbers of labels at which the methods with full batches were fitted."""
-        shortest = min(self._all_runs(), key=lambda run: run.rounds[-1].fits)
+        shortest = min(self._all_runs, key=lambda run: run.rounds[-1].fits)
         return [turn.labels for turn in shortest.rounds if not turn.guessed]
 
     def refit_grid(self, method: str) -> list[int]:
         """List the numbers of refits after which a run of the method had true labels only."""
-        runs = self.runs[method].values()
-        return sorted({turn.fits for run in runs for turn in run.rounds if not turn.guessed})
+        turns = chain.from_iterable(run.rounds for run in self.runs[method].values())
+        return sorted({turn.fits for turn in turns if not turn.guessed})
 
     def curve(self, method: str, along: Along, grid: Sequence[int]) -> Floats:
         """(seeds, grid) the measure in the last round with at most so many labels or refits."""
-        errors = [[_latest(run, along, limit).error for limit in grid] for run in self.runs[method].values()]
-        return self._measured(np.array(errors))
+        runs = self.runs[method].values()
+        return self._measured([_latest(run, along, limit).error for limit in grid] for run in runs)
 
-    def seconds(self, method: str) -> tuple[float, float, float]:
+    def seconds(self, method: str) -> list[float]:
         """Average over runs the seconds to build a batch, for a whole round, for a whole run.
 
         A round is all that leads to a purchase, fits on pseudo-labels too. The purchases of a method that
         refits within a batch are counted in whole batches.
         """
         seconds = [self._seconds(run) for run in self.runs[method].values()]
-        select_mean, round_mean, run_mean = np.mean(seconds, axis=0).tolist()
-        return select_mean, round_mean, run_mean
+        return list(map(float, np.mean(seconds, axis=0)))
 
     def _seconds(self, run: Record) -> tuple[float, float, float]:
         rounds = max(self._num_rounds(run), 1)
@@ -192,7 +196,7 @@ class Results:
         refit_every = settings.get("method", {}).get("refit_every", one_by_one)
         if refit_every is None:
             return len(bought)
-        largest = max(max(other.purchases, default=0) for other in self._all_runs())
+        largest = max(max(other.purchases, default=0) for other in self._all_runs)
         return math.ceil(sum(bought) / max(int(settings.get("batch", largest)), 1))
 
 
@@ -211,6 +215,13 @@ class Standing:
     at_refits: Mapping[str, float]
     lone: bool = False  # whether it has a single run on some data set where others have more
 
+    @classmethod
+    def on(cls, everything: Sequence[Results], method: str) -> Standing:
+        """Compare a method with random on all of these data sets."""
+        at_labels = {results.data: results.ratio(method, "random") for results in everything}
+        at_refits = {results.data: results.ratio(method, "random", "fits") for results in everything}
+        return cls(method, at_labels, at_refits, any(results.lone(method) for results in everything))
+
     @property
     def overall(self) -> tuple[float, float]:
         """Geometric means over data sets, at equal labels and at equal refits.
@@ -218,19 +229,23 @@ class Standing:
         >>> Standing("lcmd", {"yacht": 0.25, "boston": 1.0}, {"yacht": 1.0, "boston": 1.0}).overall
         (0.5, 1.0)
         """
-        return geometric_mean(self.at_labels.values()), geometric_mean(self.at_refits.values())
+        with np.errstate(divide="ignore", invalid="ignore"):  # of a ratio that is zero
+            at_labels, at_refits = (gmean([*ratios.values()]) for ratios in (self.at_labels, self.at_refits))
+        return float(at_labels), float(at_refits)
 
 
 def standings(everything: Iterable[Results]) -> list[Standing]:
-    """Rank methods: those on the most data sets first, lone ones last among these, then by accuracy."""
-    at_labels, at_refits = defaultdict[str, dict[str, float]](dict), defaultdict[str, dict[str, float]](dict)
-    lone = set[str]()
+    """Rank methods: those on the most data sets first, lone ones last among these, then by accuracy.
+
+    A method stands on the data sets where it has finished a seed that random has finished, too.
+    """
+    found = defaultdict[str, list[Results]](list)
     for results in everything:
-        for method in results.comparable_with("random"):
-            at_labels[method][results.data] = results.ratio(method, "random", "labels")
-            at_refits[method][results.data] = results.ratio(method, "random", "fits")
-            lone |= {method} if results.lone(method) else set()
-    ranked = [Standing(name, at_labels[name], at_refits[name], name in lone) for name in at_labels]
+        base = results.runs.get("random", {})
+        for method in results.ranked():
+            if results.runs[method].keys() & base.keys():
+                found[method].append(results)
+    ranked = [Standing.on(comparable, method) for method, comparable in found.items()]
     return sorted(
         ranked, key=lambda one: (-len(one.at_labels), one.lone, nan_last(one.overall[0]), one.method)
     )

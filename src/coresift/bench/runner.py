@@ -9,10 +9,10 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,14 +59,13 @@ def run_experiment(
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"device is {device!r}, but torch finds no such device here; try 'cpu'")
-    made = _made(device)
+    made, names = _made(device), list(experiment.methods)
     # All tables and files are checked before the first long computation.
     simulations = {data: experiment.simulation(data, folder, device, workers) for data in experiment.data}
     seeds = _seeds(experiment, only_seed, simulations.values())
-    names = list(experiment.methods)
     groups = [
         _Group(experiment, data, simulations[data], out / data, group, seeds, made)
-        for data, group in product(simulations, [names] if together else [[name] for name in names])
+        for data, group in product(simulations, [names] if together else ([name] for name in names))
     ]
     with ExitStack() as locks:
         for group in groups:
@@ -100,52 +99,56 @@ class _Group:
     seeds: Sequence[int]
     made: Mapping[str, str]
 
-    @cached_property
-    def logs(self) -> dict[str, Log]:
-        """The logs of the methods, by their names."""
-        return {name: Log(self.folder / f"{name}.jsonl") for name in self.names}
+    def log(self, name: str) -> Log:
+        """Return the log of a method."""
+        return Log(self.folder / f"{name}.jsonl")
 
     def open(self, locks: ExitStack, beside: Mapping[str, Any]) -> None:
         """Begin the logs, or check that they are of the same settings."""
-        for name, log in self.logs.items():
-            locks.enter_context(log.locked())
-            log.open({**self.experiment.settings(self.data, name, self.simulation), **beside}, self.made)
+        for name in self.names:
+            locks.enter_context(self.log(name).locked())
+            settings = self.experiment.settings(self.data, name, self.simulation)
+            self.log(name).open({**settings, **beside}, self.made)
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs of these methods."""
+        return list(product(self.names, self.seeds))
+
+    @property
+    def side_by_side(self) -> list[list[Run]]:
+        """The runs that take each turn together."""
+        return [[run] for run in self.runs] if self.simulation.one_by_one else [self.runs]
 
     def run(self, begun: Begun) -> None:
         """Continue the runs from what is recorded, and record each turn; see `step`."""
-        runs = list(product(self.logs, self.seeds))
-        side_by_side = [[run] for run in runs] if self.simulation.one_by_one else [runs]
-        recorded = self._recorded(side_by_side)
-        states = {run: self._state(run, recorded[run]) for run in runs}
+        recorded = self._recorded()
+        states = {run: self._state(*run, recorded[run]) for run in self.runs}
         self._cut(recorded, states)
-        last = {run: recorded[run][-1] for run in runs if recorded[run]}
-        with display(self.data, runs, self.simulation) as show:
+        last = {run: recorded[run][-1] for run in self.runs if recorded[run]}
+        with display(self.data, self.runs, self.simulation) as show:
             show(last)
-            for together in side_by_side:
+            for together in self.side_by_side:
                 while alive := [run for run in together if not states[run].done]:
                     last |= self._turn(alive, states, begun)
                     show(last)
 
-    def _recorded(self, side_by_side: Iterable[Sequence[Run]]) -> dict[Run, list[Round]]:
-        """Read the rounds of each run.
-
-        A turn counts if all runs that go side by side have it; what is beyond is dropped.
-        """
-        recorded = {
-            (name, seed): rounds for name, log in self.logs.items() for seed, rounds in log.rounds().items()
-        }
-        for runs in side_by_side:
-            recorded |= _whole_turns({run: recorded.get(run, []) for run in runs})
+    def _recorded(self) -> dict[Run, list[Round]]:
+        """Read the rounds of each run; a turn counts if all runs that go side by side have it."""
+        recorded = defaultdict[Run, list[Round]](list)
+        for name in self.names:
+            recorded |= {(name, seed): rounds for seed, rounds in self.log(name).rounds().items()}
+        for runs in self.side_by_side:
+            recorded |= _whole_turns({run: recorded[run] for run in runs})
         return recorded
 
-    def _state(self, run: Run, rounds: Iterable[Round]) -> State:
+    def _state(self, name: str, seed: int, rounds: Iterable[Round]) -> State:
         """Return the state of a run after these rounds."""
-        name, seed = run
         state = self.simulation.begin(self.experiment.methods[name], seed)
         for turn in rounds:
             if (turn.fits, turn.labels) != (state.fits, len(state.labelled)):
                 raise InputError(
-                    f"{self.logs[name].path} is damaged: seed {seed} has fit {turn.fits} with {turn.labels} "
+                    f"{self.log(name).path} is damaged: seed {seed} has fit {turn.fits} with {turn.labels} "
                     f"labels after {state.fits} fits and {len(state.labelled)} labels; remove that file"
                 )
             state = state.after(turn)
@@ -153,22 +156,22 @@ class _Group:
 
     def _cut(self, recorded: Mapping[Run, list[Round]], states: Mapping[Run, State]) -> None:
         """Drop what does not count from the logs, and note in those that go on where this comes from."""
-        for name, log in self.logs.items():
+        for name in self.names:
             done = all(state.done for state in _of_method(name, states).values())
-            log.cut(_of_method(name, recorded), None if done else self.made)
+            self.log(name).cut(_of_method(name, recorded), None if done else self.made)
 
     def _turn(self, runs: Sequence[Run], states: dict[Run, State], begun: Begun) -> dict[Run, Round]:
         """Turn these runs once, and record that."""
         after, rounds = step(self.simulation, [states[run] for run in runs], begun)
         states |= zip(runs, after, strict=True)
         found = dict(zip(runs, rounds, strict=True))
-        for name, log in self.logs.items():
-            log.append(_of_method(name, found))
+        for name in self.names:
+            self.log(name).append(_of_method(name, found))
         return found
 
 
 def _whole_turns(recorded: Mapping[Run, list[Round]]) -> dict[Run, list[Round]]:
-    """Keep the turns that all runs have, except those that had ended before."""
+    """Keep the turns that all runs side by side have, except those that had ended before."""
     going_on = [rounds for rounds in recorded.values() if not rounds or rounds[-1].chosen]
     turns = min(map(len, going_on), default=None)
     return {run: rounds[:turns] for run, rounds in recorded.items()}
@@ -203,16 +206,16 @@ def _made(device: str) -> dict[str, str]:
     return {**made, "commit": commit} if commit else made
 
 
-def _commit() -> str | None:
+def _commit() -> str:
     """Return the commit that is checked out, if there is one; a copy without git can set CORESIFT_COMMIT."""
-    git = shutil.which("git")
-
-    def ask(*words: str) -> str:
-        if git is None:
-            return ""
-        where = Path(__file__).parent
-        found = subprocess.run([git, *words], cwd=where, capture_output=True, text=True, check=False)
-        return found.stdout.strip()
-
     # A package installed inside another repository is not part of its history.
-    return ask("describe", "--always", "--dirty") or None if ask("ls-files", __file__) else None
+    return _git("ls-files", __file__) and _git("describe", "--always", "--dirty")
+
+
+def _git(*words: str) -> str:
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    where = Path(__file__).parent
+    found = subprocess.run([git, *words], cwd=where, capture_output=True, text=True, check=False)
+    return found.stdout.strip()

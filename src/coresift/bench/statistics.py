@@ -51,7 +51,7 @@ class Pair:
     difference: Estimate  # of errors, method minus reference
     p_value: float  # corrected for the number of methods compared
     rank_sum: float  # of the signed ranks, for the p-value; below zero where the method is mostly better
-    p_if_normal: float | None = None  # of a test that assumes normal differences, if it was made
+    p_if_normal: float = math.nan  # of a test that assumes normal differences, if it was made
 
     @property
     def verdict(self) -> str:
@@ -69,7 +69,7 @@ class Pair:
             # A few large differences can outweigh many small ones in the mean, but not in the ranks.
             agrees = self.difference.mean * self.rank_sum > 0
             return words if agrees else f"mostly {words}, but not in the mean"
-        if self.p_if_normal is not None and self.p_if_normal <= LEVEL:
+        if self.p_if_normal <= LEVEL:
             return f"{_better(self.difference.mean)} than {self.reference}, if differences are normal"
         return f"not significantly different from {self.reference}"
 
@@ -92,10 +92,10 @@ def compare_pairs(
     >>> compare_pairs(errors, "random")[0].p_value
     0.0078125
     """
-    others = {name: _gaps(own, errors[reference]) for name, own in errors.items() if name != reference}
-    gaps = {name: values for name, values in others.items() if len(values) > 1}
+    found = {name: _gaps(own, errors[reference]) for name, own in errors.items() if name != reference}
+    gaps = {name: values for name, values in found.items() if len(values) > 1}
     corrected = holm(list(map(_wilcoxon, gaps.values())))
-    normal = holm(list(map(_t_test, gaps.values()))) if if_normal else [None] * len(gaps)
+    normal = holm(list(map(_t_test, gaps.values()))) if if_normal else [math.nan] * len(gaps)
     return [
         Pair(name, reference, len(values), Estimate.over(values), p_value, _rank_sum(values), p_if_normal)
         for (name, values), p_value, p_if_normal in zip(gaps.items(), corrected, normal, strict=True)
@@ -141,21 +141,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    corrected, highest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(np.argsort(p_values).tolist()):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = highest
-    return corrected
-
-
-def geometric_mean(ratios: Iterable[float]) -> float:
-    """Compute the geometric mean; zero if one of the ratios is.
-
-    >>> geometric_mean([0.25, 1.0])
-    0.5
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return float(np.exp(np.mean(np.log(list(ratios)))))
+    multiplied = np.sort(p_values) * np.arange(len(p_values), 0, -1)
+    corrected = np.empty(len(p_values))
+    corrected[np.argsort(p_values)] = np.maximum.accumulate(np.minimum(multiplied, 1))
+    return list(map(float, corrected))
 
 
 def nearest_distance(points: Floats) -> float:

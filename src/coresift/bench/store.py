@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import reprlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, pairwise, zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -111,7 +112,6 @@ class Log:
             raise InputError(f"another process is writing to {self.path}; wait for it, or end it") from None
 
     def settings(self) -> dict[str, Any]:
-        """Return all that decided the results."""
         first, *others = (line["settings"] for line in self._lines(_HEADER))
         if any(other != first for other in others):
             raise InputError(f"{self.path} is joined from files that were made with different settings")
@@ -123,14 +123,13 @@ class Log:
 
     def rounds(self) -> dict[int, list[Round]]:
         """Return the rounds of each seed, in order."""
-        rounds: dict[int, list[Round]] = {}
+        rounds = defaultdict[int, list[Round]](list)
         for line in self._lines():
             if "settings" not in line:
                 seed, turn = self._parsed(line)
-                rounds.setdefault(seed, []).append(turn)
-        for seed, turns in rounds.items():
-            self._check_order(seed, turns)
-        return rounds
+                self._check_order(seed, rounds[seed], turn)
+                rounds[seed].append(turn)
+        return dict(rounds)
 
     def _parsed(self, line: dict[str, Any]) -> tuple[int, Round]:
         try:
@@ -138,13 +137,12 @@ class Log:
         except (KeyError, TypeError):
             raise InputError(f"{self.path} holds something else than rounds of experiments") from None
 
-    def _check_order(self, seed: int, turns: Sequence[Round]) -> None:
-        for before, turn in pairwise(turns):
-            if turn.fits <= before.fits:
-                raise InputError(
-                    f"{self.path} is damaged, or joined from files that share a seed: seed {seed} has "
-                    f"fit {turn.fits} after fit {before.fits}; remove that file"
-                )
+    def _check_order(self, seed: int, before: Sequence[Round], turn: Round) -> None:
+        if before and turn.fits <= before[-1].fits:
+            raise InputError(
+                f"{self.path} is damaged, or joined from files that share a seed: seed {seed} has "
+                f"fit {turn.fits} after fit {before[-1].fits}; remove that file"
+            )
 
     def records(self) -> list[Record]:
         """Return the runs of all seeds, sorted."""
@@ -173,17 +171,15 @@ class Log:
         """Read the lines that begin with ``start``."""
         with self.path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
-                if line.startswith(start) and line.endswith("\n"):  # else the run was killed while it wrote
-                    yield self._read_line(number, line)
-
-    def _read_line(self, number: int, line: str) -> Any:
-        try:
-            return json.loads(line)
-        except json.JSONDecodeError:
-            raise InputError(
-                f"line {number} of {self.path} is damaged; if files were joined, continue the unfinished one "
-                "first, so that its last line is whole"
-            ) from None
+                if not (line.startswith(start) and line.endswith("\n")):  # killed while it wrote
+                    continue
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError:
+                    raise InputError(
+                        f"line {number} of {self.path} is damaged; if files were joined, continue the "
+                        "unfinished one first, so that its last line is whole"
+                    ) from None
 
     def _replace(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write the whole file; readers see the old one or the new one."""
@@ -251,8 +247,6 @@ def _unpack(path: Path) -> tuple[list[Record], Origins]:
     runs = defaultdict[tuple[str, str, int], list[Round]](list)
     for row in table.to_pylist():
         runs[row.pop("data"), row.pop("method"), row.pop("seed")].append(_round(row))
-    for name in {data for data, _, _ in runs}:
-        _check_name(name, path)
     records = [Record(*key, _with_purchases(rounds)) for key, rounds in runs.items()]
     return records, {(data, method): Origin(**origin) for data, method, origin in described}
 
@@ -264,13 +258,10 @@ def _read_packed(path: Path) -> Any:
         raise InputError(f"{path} is damaged, or no Parquet file: {error}") from None
     if missing := sorted({"data", "method", "seed", "fits", "labels", "chosen"} - {*table.column_names}):
         raise InputError(f"{path} holds no rounds of experiments: it has no column {missing[0]!r}")
+    for name in table["data"].unique().to_pylist():  # figures are named by it
+        if not isinstance(name, str) or not name.isprintable() or re.search(r"^\.{0,2}$|[/\\:]", name):
+            raise InputError(f"{path} holds no rounds of experiments: {name!r} cannot be a data set's name")
     return table
-
-
-def _check_name(name: Any, path: Path) -> None:
-    """Raise for a name of a data set that no file can have: figures are named by it."""
-    if not isinstance(name, str) or not name.isprintable() or name in ("", ".", "..") or {*name} & {*"/\\:"}:
-        raise InputError(f"{path} holds no rounds of experiments: {name!r} cannot be a data set's name")
 
 
 def _with_purchases(rounds: Sequence[Round]) -> tuple[Round, ...]:

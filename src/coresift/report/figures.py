@@ -25,35 +25,15 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 INK, SOFT = "#1c2430", "#5a6573"
 
-_STYLE: Any = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": SOFT,
-    "axes.grid": True,
-    "axes.labelcolor": INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 12,
-    "figure.constrained_layout.use": True,
-    "figure.dpi": 100,
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so figures look the same everywhere
-    "font.size": 10.5,
-    "grid.color": "#e6e9ee",
-    "legend.frameon": False,
-    "lines.linewidth": 2,
-    "savefig.dpi": 160,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "coresift",  # the same figure gives the same file
-    "text.color": INK,
-    "text.parse_math": False,  # a name may hold "$"
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-}
 # Pale, so that points are easy to see on it.
 _SURFACE = LinearSegmentedColormap.from_list("surface", ["#ffffff", "#d6e6f2", "#8fbcdb", "#4b8fc0"])
 
+_LINE: Any = {"color": INK, "linestyle": "--", "linewidth": 1.2}
+_BAND: Any = {"alpha": 0.13, "linewidth": 0}
+
 # A decorator: the function draws or saves its figures in this style.
-styled = matplotlib.rc_context(_STYLE)
+_STYLE = Path(__file__).with_name("assets") / "figures.mplstyle"
+styled = matplotlib.rc_context(matplotlib.rc_params_from_file(_STYLE, use_default_template=False))
 
 
 @styled
@@ -78,23 +58,13 @@ def standard_error(values: Floats) -> Floats:
     return np.asarray(values.std(axis=0, ddof=1) / np.sqrt(len(values)))
 
 
-# Learning curves.
-
-
 @dataclass(frozen=True)
 class CurvePanel:
-    """Learning curves over one axis.
+    """Learning curves over one axis."""
 
-    Attributes
-    ----------
-    axis : the axis label.
-    curves : name -> positions on the axis (g,) and values (repeats, g).
-    stretched : the position up to which the axis is linear; beyond, where few curves go, it is logarithmic.
-    """
-
-    axis: str
-    curves: Mapping[str, tuple[Sequence[int], Floats]]
-    stretched: int | None = None
+    axis: str  # its label
+    curves: Mapping[str, tuple[Sequence[int], Floats]]  # name -> positions (g,) and values (repeats, g)
+    stretched: int | None = None  # from here on, where few curves go, the axis is logarithmic
 
 
 @styled
@@ -121,20 +91,19 @@ def curve_panels(
     >>> curve_panels([panel], "test RMSE").axes[0].get_yscale()
     'log'
     """
-    width = 7.2 if len(panels) == 1 else 5.4 * len(panels)
+    width, legend_columns = (7.2, 3) if len(panels) == 1 else (5.4 * len(panels), 4)
     figure = Figure(figsize=(width, 4.8))
     row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, panel in zip(row, panels, strict=True):
         _draw_panel(axes, panel, order)
         if level is not None:
-            axes.axhline(level[1], color=SOFT, linestyle="--", linewidth=1.2, label=level[0])
+            axes.axhline(level[1], label=level[0], **(_LINE | {"color": SOFT}))
     row[0].set_ylabel(measure)
     curves = [values for panel in panels for _, values in panel.curves.values()]
     frame = _frame_later_values if accuracy else _frame_ratios
     frame(row[0], curves)
-    has_bands = any(len(values) > 1 for values in curves)
-    title = "bands: mean ± two standard errors" if has_bands else None
-    _legend_below(figure, row[0], ncols=3 if len(panels) == 1 else 4, title=title)
+    title = "bands: mean ± two standard errors" if max(map(len, curves)) > 1 else None
+    _legend_below(figure, row[0], ncols=legend_columns, title=title)
     return figure
 
 
@@ -143,15 +112,18 @@ def _draw_panel(axes: Axes, panel: CurvePanel, order: Sequence[str]) -> None:
     for name, (positions, values) in panel.curves.items():
         colour, marker = COLOURS[numbers[name] % len(COLOURS)], MARKERS[numbers[name] % len(MARKERS)]
         mean, band = values.mean(0), 2 * standard_error(values)
-        _draw_band(axes, positions, mean - band, mean + band, colour)
+        axes.fill_between(positions, mean - band, mean + band, color=colour, **_BAND)
         every = max(1, len(positions) // 12)
         look: Any = {"color": colour, "marker": marker, "ms": 4.5, "linewidth": 1.7, "markevery": every}
         axes.plot(positions, mean, label=name, **look)
     axes.set_xlabel(panel.axis)
     if panel.stretched is None:
         axes.locator_params(axis="x", integer=True)
-        return
-    end = panel.stretched
+    else:
+        _stretch(axes, panel.stretched)
+
+
+def _stretch(axes: Axes, end: int) -> None:
     axes.set_xscale("symlog", linthresh=end, linscale=2)
     axes.axvline(end, color=SOFT, linestyle=":", linewidth=1.2)
     axes.xaxis.set_major_locator(FixedLocator([0, end // 2, end, 2 * end, 5 * end, 10 * end]))
@@ -159,14 +131,10 @@ def _draw_panel(axes: Axes, panel: CurvePanel, order: Sequence[str]) -> None:
     axes.xaxis.set_major_formatter("{x:g}")
 
 
-def _draw_band(axes: Axes, positions: Any, low: Floats, high: Floats, colour: str) -> None:
-    axes.fill_between(positions, low, high, color=colour, alpha=0.13, linewidth=0)
-
-
 def _frame_later_values(axes: Axes, curves: Sequence[Floats]) -> None:
     """Show all but the first value of each curve, with their bands."""
-    later = [values[:, 1:] if values.shape[1] > 1 else values for values in curves]
-    low = min(float((values.mean(0) - 2 * np.nan_to_num(standard_error(values))).min()) for values in later)
+    lower = [values.mean(0) - 2 * np.nan_to_num(standard_error(values)) for values in curves]
+    low = min(float(values[min(1, len(values) - 1) :].min()) for values in lower)
     top = min(axes.get_ylim()[1], 1)
     axes.set_ylim(max(low - max(0.08 * (top - low), 0.001), 0), top)
 
@@ -201,8 +169,8 @@ def error_with_forecast(
     figure = Figure(figsize=(7.2, 4.2))
     axes = figure.subplots()
     last = max((point.labels for point in measured), default=0)
-    _draw_forecast(axes, random, last, COLOURS[-1], "random labels")
-    _draw_forecast(axes, fitted, last, COLOURS[0], "fitted curve with its interval")
+    _draw_forecast(axes, random, last, color=COLOURS[-1], label="random labels")
+    _draw_forecast(axes, fitted, last, color=COLOURS[0], label="fitted curve with its interval")
     if measured:
         labels, errors, low, high = _columns(measured)
         look: Any = {"color": COLOURS[1], "marker": "o", "ms": 5, "linestyle": "", "elinewidth": 1.4}
@@ -220,7 +188,7 @@ def error_with_forecast(
     return figure
 
 
-def _draw_forecast(axes: Axes, points: Sequence[CurvePoint], last: int, colour: str, name: str) -> None:
+def _draw_forecast(axes: Axes, points: Sequence[CurvePoint], last: int, color: str, label: str) -> None:
     """Draw a curve, dashed after ``last``."""
     if not points:
         return
@@ -228,9 +196,9 @@ def _draw_forecast(axes: Axes, points: Sequence[CurvePoint], last: int, colour: 
     future = [*past[-1:], *points[len(past) :]]
     for part, dashes in ((past, "-"), (future, (0, (3, 2)))):
         labels, errors, low, high = _columns(part)
-        _draw_band(axes, labels, low, high, colour)
-        axes.plot(labels, errors, color=colour, linestyle=dashes)
-    axes.plot([], [], color=colour, label=name)
+        axes.fill_between(labels, low, high, color=color, **_BAND)
+        axes.plot(labels, errors, color=color, linestyle=dashes)
+    axes.plot([], [], color=color, label=label)
 
 
 def _columns(points: Sequence[CurvePoint]) -> Floats:
@@ -238,25 +206,14 @@ def _columns(points: Sequence[CurvePoint]) -> Floats:
     return np.array([astuple(point) for point in points], dtype=float).reshape(-1, 4).T
 
 
-# Batches in the plane.
-
-
 @dataclass(frozen=True, eq=False)
 class Plane:
-    """Two classes in the plane, over [-extent, extent]^2.
+    """Two classes in the plane, over [-extent, extent]^2."""
 
-    Attributes
-    ----------
-    pool : (N, 2) unlabelled points.
-    labelled, classes : (M, 2) labelled points and their classes (M,), 0 or 1.
-    boundary : (G, G) values on a grid whose rows run along the second coordinate; zero on the decision
-        boundary.
-    """
-
-    pool: Floats
-    labelled: Floats
-    classes: Floats
-    boundary: Floats
+    pool: Floats  # (N, 2) unlabelled points
+    labelled: Floats  # (M, 2) labelled points,
+    classes: Floats  # (M,) and their classes, 0 or 1
+    boundary: Floats  # (G, G) zero on the decision boundary; rows run along the second coordinate
     extent: float
 
 
@@ -274,8 +231,8 @@ class BatchPanel:
 def batch_picture(panels: Sequence[BatchPanel], plane: Plane) -> Figure:
     """Draw whole batches side by side."""
     figure = Figure(figsize=(4.4 * len(panels), 5.2))
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        _draw_plane(axes, plane, panel)
+    for axes, panel in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
+        _draw_plane(axes, plane, panel, size=85)
         axes.set_xlabel(panel.note, loc="left")
     _legend_below(figure, axes, ncols=5, handletextpad=0.4)
     return figure
@@ -296,7 +253,7 @@ def growing_batches(rows: Mapping[str, Sequence[BatchPanel]], plane: Plane) -> F
         for axes, panel in zip(row, panels, strict=True):
             _draw_plane(axes, plane, panel, size=45)
             for number, position in enumerate(_label_positions(panel.batch, plane), 1):
-                axes.text(position[0], position[1], str(number), **look)
+                axes.text(*position, str(number), **look)
     _legend_below(figure, axes, ncols=5, handletextpad=0.4)
     return figure
 
@@ -314,7 +271,7 @@ def _label_positions(points: Floats, plane: Plane) -> Floats:
     return positions
 
 
-def _draw_plane(axes: Axes, plane: Plane, panel: BatchPanel, size: float = 85) -> None:
+def _draw_plane(axes: Axes, plane: Plane, panel: BatchPanel, size: float) -> None:
     ends = -plane.extent, plane.extent
     axes.set_title(panel.title)
     axes.grid(False)
@@ -323,15 +280,11 @@ def _draw_plane(axes: Axes, plane: Plane, panel: BatchPanel, size: float = 85) -
     axes.imshow(panel.surface, extent=(*ends, *ends), origin="lower", cmap=_SURFACE, aspect="equal")
     grid = np.linspace(*ends, len(plane.boundary))
     axes.contour(grid, grid, plane.boundary, levels=[0], colors=INK, linestyles="--", linewidths=1.2)
-    axes.plot([], [], color=INK, linestyle="--", linewidth=1.2, label="decision boundary")
-    scatter(axes, plane.pool, s=7, color=SOFT, alpha=0.55, linewidths=0, label="pool")
+    axes.plot([], [], label="decision boundary", **_LINE)
+    x, y = plane.pool.T
+    axes.scatter(x, y, s=7, color=SOFT, alpha=0.55, linewidths=0, label="pool")
     for value, marker in ((0, "x"), (1, "+")):
-        points = plane.labelled[plane.classes == value]
-        scatter(axes, points, s=55, marker=marker, color=INK, linewidths=1.6, label=f"labelled {value}")
-    look: Any = {"edgecolors": "white", "linewidths": 1.4, "zorder": 3}
-    scatter(axes, panel.batch, s=size, color=COLOURS[1], label="batch", **look)
-
-
-def scatter(axes: Axes, points: Floats, **look: Any) -> None:
-    """Draw points (n, 2)."""
-    axes.scatter(points[:, 0], points[:, 1], **look)
+        x, y = plane.labelled[plane.classes == value].T
+        axes.scatter(x, y, s=55, marker=marker, color=INK, linewidths=1.6, label=f"labelled {value}")
+    look: Any = {"s": size, "color": COLOURS[1], "edgecolors": "white", "linewidths": 1.4, "zorder": 3}
+    axes.scatter(*panel.batch.T, label="batch", **look)

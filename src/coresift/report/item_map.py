@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,40 +33,30 @@ GLYPHS: dict[Any, str] = {
 def item_map(items: Sequence[PlacedItem], about: str) -> Markup:
     """Draw the items, the batch first. Without its script, the drawing is complete except for the details."""
     index = {item.id: number for number, item in enumerate(items)}
-    columns, images, coordinates = column_names(items), _thumbnails(items), _coordinates(items)
-    entries = [
-        {"x": x, "y": y, **_details(item, columns, index), **images.get(item.id, {})}
-        for item, (x, y) in zip(items, coordinates, strict=True)
-    ]
-    data = _json({"columns": [*map(cut, columns)], "items": entries})
-    paths, marks = _drawing(items, coordinates)
-    drawing = "".join(f'<path class="{state}" d="{path}"/>' for state, path in paths.items() if path)
-    names = {"batch": "batch, numbered by rank"} if marks else {}
-    names |= {state: state for state in GLYPHS if paths[state]}
-    html = (
-        f'<div class="map"><svg viewBox="0 0 {WIDTH} {HEIGHT}" tabindex="0" role="application" '
-        'aria-label="Map of the pool: arrow keys go from item to item, the batch first">'
-        # The first item of the batch is drawn last, on top of the others.
-        f'{drawing}<path class="ties" d=""/>{"".join(reversed(marks))}<path class="ring" d=""/></svg>'
-        '<div class="card" aria-live="polite"><p>Point at an item, or press the arrow keys in the map.</p>'
-        f'</div></div>{legend(names)}<script type="application/json" id="items">{data}</script>'
-    )
-    lines = " Lines connect an item of the batch with items that it represents." if marks else ""
-    return Markup(html, about + lines, script=asset("map.js"))
-
-
-def _drawing(
-    items: Sequence[PlacedItem], coordinates: Sequence[tuple[float, float]]
-) -> tuple[dict[str, str], list[str]]:
-    """Draw each state as one SVG path, so that thousands are drawn fast, and the batch as marks."""
-    paths, marks = dict.fromkeys(reversed(GLYPHS), ""), []
-    for item, (x, y) in zip(items, coordinates, strict=True):
-        if item.rank is None:
+    columns, images = column_names(items), _thumbnails(items)
+    paths, marks, entries = dict.fromkeys(reversed(GLYPHS), ""), list[str](), []
+    for item, (x, y) in zip(items, _coordinates(items), strict=True):
+        entries.append({"x": x, "y": y, **_details(item, columns, index), **images.get(item.id, {})})
+        if item.rank is None:  # one path for each state, so that thousands of items are drawn fast
             paths[item.state] += f"M{x:g} {y:g}{GLYPHS[item.state]}"
         else:
             circle = f'<circle r="9"/><text>{item.rank}</text>'
             marks.append(f'<g class="batch" transform="translate({x:g} {y:g})">{circle}</g>')
-    return paths, marks
+    data = _json({"columns": [*map(cut, columns)], "items": entries})
+    drawn = {state: path for state, path in paths.items() if path}
+    drawing = "".join(f'<path class="{state}" d="{path}"/>' for state, path in drawn.items())
+    names = {"batch": "batch, numbered by rank"} if marks else {}
+    names |= {state: state for state in reversed(drawn)}
+    html = asset("map.html").format(
+        width=WIDTH,
+        height=HEIGHT,
+        drawing=drawing,
+        marks="".join(reversed(marks)),  # the first item of the batch is drawn on top of the others
+        legend=legend(names),
+        data=data,
+    )
+    lines = " Lines connect an item of the batch with items that it represents." if marks else ""
+    return Markup(html, about + lines, script=asset("map.js"))
 
 
 def legend(names: Mapping[Any, str]) -> str:
@@ -82,15 +73,14 @@ def _details(item: PlacedItem, columns: Sequence[str], index: Mapping[str, int])
     entry = {"id": cut(item.id), "state": item.state}
     if item.rank is None:
         return entry | {"text": described(item, columns, limits.OTHER_TEXT)}
-    why = [
-        f"Number {item.rank} of the batch",
-        "" if item.weight is None else f"weight {formatted(item.weight)}",
-        "" if item.share is None else f"represents {item.share:.1%} of the pool",
-        "" if item.predicted is None else f"predicted {prediction(item)}",
-    ]
+    facts = {
+        f"weight {formatted(item.weight)}": item.weight,
+        f"represents {formatted(item.share, '.1%')} of the pool": item.share,
+        f"predicted {prediction(item)}": item.predicted,
+    }
+    why = [f"Number {item.rank} of the batch", *(text for text, value in facts.items() if value is not None)]
     near = [index.get(other, cut(other)) for other in item.stands_for]
-    text = described(item, columns, limits.BATCH_TEXT)
-    return entry | {"why": ", ".join(filter(None, why)), "near": near, "text": text}
+    return entry | {"why": ", ".join(why), "near": near, "text": described(item, columns, limits.BATCH_TEXT)}
 
 
 def _coordinates(items: Sequence[PlacedItem]) -> list[tuple[float, float]]:
@@ -98,29 +88,30 @@ def _coordinates(items: Sequence[PlacedItem]) -> list[tuple[float, float]]:
     values = np.array([(item.x, -item.y) for item in items])  # (items, 2); in SVG, y grows downwards
     room = (np.array([WIDTH, HEIGHT]) - 2 * MARGIN) / np.maximum(np.ptp(values, 0), 1e-12)
     drawn = np.array([WIDTH, HEIGHT]) / 2 + (values - (values.max(0) + values.min(0)) / 2) * room.min()
-    return [(x, y) for x, y in drawn.round(1).tolist()]
+    return list(map(tuple, drawn.round(1).tolist()))
 
 
 def _thumbnails(items: Sequence[PlacedItem], room: int = limits.THUMBNAILS) -> dict[str, dict[str, str]]:
     """Make thumbnails of the batch, then of what it represents, while there is room: id -> its image."""
-    paths = {item.id: item.description["image"] for item in items if item.description.get("image")}
-    batch = [item for item in items if item.rank is not None]
-    wanted = dict.fromkeys([item.id for item in batch] + [id_ for item in batch for id_ in item.stands_for])
+    paths = {item.id: item.description.get("image") for item in items}
+    batch = {item.id: item.stands_for for item in items if item.rank is not None}
     thumbnails = {}
-    for id_ in filter(paths.__contains__, wanted):
-        image = _thumbnail(Path(paths[id_])) if room > 0 else ""
+    for id_ in dict.fromkeys([*batch, *chain.from_iterable(batch.values())]):
+        image = _thumbnail(paths.get(id_)) if room > 0 else ""
         if image:
             thumbnails[id_] = {"image": image}
             room -= len(image)
     return thumbnails
 
 
-def _thumbnail(path: Path, side: int = limits.THUMBNAIL) -> str:
-    """Make a small copy of an image; empty where it cannot be read."""
+def _thumbnail(path: str | None) -> str:
+    """Make a small copy of an image; empty where there is none or it cannot be read."""
+    if not path:
+        return ""
     buffer = io.BytesIO()
     try:
-        with open_image(path) as image:
-            image.thumbnail((side, side))
+        with open_image(Path(path)) as image:
+            image.thumbnail((limits.THUMBNAIL, limits.THUMBNAIL))
             small = ImageOps.exif_transpose(image).convert("RGBA")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return ""
@@ -132,9 +123,6 @@ def _json(value: Any) -> str:
     """Write JSON that stays text inside a script element, whatever its strings hold."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text.translate({ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"})
-
-
-# Texts.
 
 
 def cut(text: str, limit: int = limits.NAME) -> str:

@@ -44,25 +44,34 @@ class Table:
 
     def to_html(self) -> str:
         head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.columns)
-        rows = []
-        for row in self.rows:
-            first, *cells = map(_cell, row)
-            rows.append(
-                f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
-            )
+        body = "\n".join(map(_row, self.rows))
         kind = ' class="words"' if self.words else ""
         # The wrapper scrolls where a phone is narrower than the table.
         return (
             f'<div class="wide"><table{kind}><caption>{escape(self.caption)}</caption>\n'
-            f"<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(rows) + "\n</tbody></table></div>"
+            f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
         )
 
     def to_markdown(self) -> str:
-        head, *rows = (
-            f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in (self.columns, *self.rows)
-        )
         rule = "|---|" + "--:|" * (len(self.columns) - 1)
-        return "\n".join([self.caption, "", head, rule, *rows])
+        rows = map(_markdown_row, self.rows)
+        return "\n".join([self.caption, "", _markdown_row(self.columns), rule, *rows])
+
+
+def _row(cells: Sequence[str]) -> str:
+    first, *others = map(_cell, cells)
+    return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
+
+
+def _cell(text: str) -> str:
+    """Fold a long text: it shows its beginning, and all of it when opened."""
+    if len(text) <= limits.CELL:
+        return escape(text)
+    return f"<details><summary>{escape(text[: limits.CELL])}…</summary>{escape(text)}</details>"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 @dataclass(frozen=True)
@@ -85,10 +94,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Markup:
-    """Holds HTML whose text is already escaped, with a caption, and the style and script that it needs.
-
-    The page allows no other scripts. Markdown shows the caption only.
-    """
+    """Holds HTML whose text is already escaped, with its style and script. Markdown shows the caption."""
 
     html: str
     caption: str
@@ -116,7 +122,7 @@ def page(title: str, parts: Iterable[Part]) -> str:
     """Make a whole HTML document; all text is escaped.
 
     A content security policy forbids the browser to load anything, and to run any script but those of the
-    parts. User data that slipped through unescaped would still do nothing.
+    `Markup` among the parts. User data that slipped through unescaped would still do nothing.
 
     >>> "<p>a &lt; b</p>" in page("On order", ["a < b"])
     True
@@ -124,14 +130,17 @@ def page(title: str, parts: Iterable[Part]) -> str:
     parts = list(parts)
     markups = [part for part in parts if isinstance(part, Markup)]
     styles = dict.fromkeys(part.style for part in markups)
-    scripts = dict.fromkeys(part.script for part in markups if part.script)
-    body = [f"<p>{escape(part)}</p>" if isinstance(part, str) else part.to_html() for part in parts]
+    scripts = list(filter(None, dict.fromkeys(part.script for part in markups)))
     return asset("page.html").format(
         title=escape(title),
         scripts=" ".join(map(_allowed, scripts)) or "'none'",
-        style=asset("page.css") + "".join(styles),
-        body="\n".join([*body, *(f"<script>{script}</script>" for script in scripts)]),
+        style="".join([asset("page.css"), *styles]),
+        body="\n".join([*map(_html, parts), *map("<script>{}</script>".format, scripts)]),
     )
+
+
+def _html(part: Part) -> str:
+    return f"<p>{escape(part)}</p>" if isinstance(part, str) else part.to_html()
 
 
 def _allowed(script: str) -> str:
@@ -167,10 +176,3 @@ def data_uri(kind: str, content: bytes) -> str:
 
 def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
-
-
-def _cell(text: str, longest: int = limits.CELL) -> str:
-    """Fold a long text: it shows its beginning, and all of it when opened."""
-    if len(text) <= longest:
-        return escape(text)
-    return f"<details><summary>{escape(text[:longest])}…</summary>{escape(text)}</details>"

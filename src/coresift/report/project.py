@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from html import escape
@@ -29,6 +29,12 @@ from coresift.report.item_map import (
 )
 from coresift.report.page import Heading, Markup, Part, Picture, Table, asset, page
 
+_FACTS: dict[str, Callable[[PlacedItem], str]] = {
+    "rank": lambda item: str(item.rank),
+    "weight": lambda item: formatted(item.weight),
+    "share": lambda item: formatted(item.share, ".1%"),
+    "predicted": prediction,
+}
 _EXPLAINED = {
     "weight": "weight: how much the item counts in the sum that approximates the pool.",
     "share": "share: the fraction of the pool that is nearer to this item than to the rest of the batch.",
@@ -52,32 +58,33 @@ def project_page(report: ProjectReport) -> str:
     batch = sorted((item for item in report.map if item.rank is not None), key=lambda item: item.rank or 0)
     pending = [item for item in batch if item.state == "pending"]
     is_answered = bool(batch) and not pending
-    parts: list[Part] = [_summary(report, len(batch), len(pending)), _states(report.counts)]
     forecast: list[Part] = [*_dated(report, is_answered), *report.worth]
-    curve: list[Part] = [Heading("Learning curve"), *_curve(report)]
+    curve: list[Part] = [Heading("Learning curve"), _curve(report)]
+    top = [*forecast, *curve, Heading("What to label next, and why")]
     if is_answered:
         # Its forecast is shown with it; at the top it would look like a forecast for the next batch.
-        parts += [*curve, Heading("The last batch"), *forecast]
-    else:
-        parts += [*forecast, *curve, Heading("What to label next, and why")]
-    parts += [*_batch(report, batch, pending), Heading("Labels so far"), *_labels(report)]
-    parts += [Heading("Rounds"), *_rounds(report), *_settings(report.settings)]
+        top = [*curve, Heading("The last batch"), *forecast]
+    parts = [
+        *(_summary(report, len(batch), len(pending)), _states(report.counts)),
+        *top,
+        *_batch(report, batch, pending),
+        *(Heading("Labels so far"), _labels(report)),
+        *(Heading("Rounds"), _rounds(report)),
+        *_settings(report.settings),
+    ]
     return page(f"{cut(report.name)}: labelling report", parts)
-
-
-# The top.
 
 
 def _summary(report: ProjectReport, size: int, pending: int) -> str:
     counts = report.counts
-    parts = [
+    sentences = [
         f"This {report.task} project predicts {cut(report.target)}.",
         f"{counts.get('labelled', 0):,} of {sum(counts.values()):,} items are labelled, "
         f"{counts.get('pending', 0):,} are pending and {counts.get('skipped', 0):,} were skipped.",
         _next_step(report, size, pending),
         _latest_error(report),
     ]
-    return " ".join(part for part in parts if part)
+    return " ".join(filter(None, sentences))
 
 
 def _next_step(report: ProjectReport, size: int, pending: int) -> str:
@@ -94,7 +101,7 @@ def _latest_error(report: ProjectReport) -> str:
         return ""
     last = report.curve[-1]
     text = f"With {last.labels:,} labels, the {cut(report.error_name)} is {last.error:.3g}"
-    if math.isfinite(last.low) and math.isfinite(last.high):
+    if math.isfinite(last.high - last.low):
         text += f", between {last.low:.3g} and {last.high:.3g}"
     return f"{text}{_when_measured(report, last.labels)}."
 
@@ -127,7 +134,7 @@ def _dated(report: ProjectReport, is_answered: bool) -> list[Part]:
 
 
 def _states(counts: Mapping[State, int]) -> Part:
-    present = {state: counts[state] for state in GLYPHS if counts.get(state)}
+    present = {state: count for state in GLYPHS if (count := counts.get(state))}
     bar = "".join(f'<i class="{state}" style="flex-grow:{count}"></i>' for state, count in present.items())
     names = legend({state: f"{state} {count:,}" for state, count in present.items()})
     return Markup(
@@ -135,21 +142,21 @@ def _states(counts: Mapping[State, int]) -> Part:
     )
 
 
-def _curve(report: ProjectReport) -> list[Part]:
+def _curve(report: ProjectReport) -> Part:
     if not (report.curve or report.fitted):
-        return ["There is no learning curve yet: it needs enough labels for cross-validation."]
+        return "There is no learning curve yet: it needs enough labels for cross-validation."
     name = cut(report.error_name)
     caption = f"{name} against the number of labels, with approximate intervals; forecasts are dashed."
-    return [Picture(error_with_forecast(report.curve, report.fitted, report.random, name), caption)]
-
-
-# The batch.
+    return Picture(error_with_forecast(report.curve, report.fitted, report.random, name), caption)
 
 
 def _batch(report: ProjectReport, batch: Sequence[PlacedItem], pending: Sequence[PlacedItem]) -> list[Part]:
     """Show the pending items of a batch or, if none is pending, all of it."""
-    shown = pending or batch
-    parts = [*_earlier(report, len(pending)), *_map(report, shown)]
+    shown, parts = pending or batch, list[Part]()
+    earlier = report.counts.get("pending", 0) - len(pending)
+    if report.rounds and earlier > 0:
+        parts = [f"{earlier:,} items of earlier batches are still pending; coresift pending lists them."]
+    parts += _map(report, shown)
     if shown:
         return [*parts, _batch_table(shown, _caption(len(pending), len(batch)))]
     why = "all batches were withdrawn" if report.rounds else "no batch has been chosen"
@@ -160,7 +167,7 @@ def _map(report: ProjectReport, shown: Sequence[PlacedItem]) -> list[Part]:
     """Draw the map; items of the batch that are not shown look like items outside the batch."""
     ids = {item.id for item in shown}
     items = [*shown, *(replace(item, rank=None) for item in report.map if item.id not in ids)]
-    placed = [item for item in items if math.isfinite(item.x) and math.isfinite(item.y)]
+    placed = [item for item in items if math.isfinite(item.x + item.y)]
     return [item_map(placed, report.map_about)] if placed else []
 
 
@@ -169,50 +176,30 @@ def _caption(pending: int, size: int) -> str:
     return "The batch, in the order of choice." + (gone if pending else " None of its items is pending.")
 
 
-def _earlier(report: ProjectReport, pending: int) -> list[Part]:
-    """Say how to find the pending items of earlier batches."""
-    count = report.counts.get("pending", 0) - pending
-    if not report.rounds or count <= 0:
-        return []
-    return [f"{count:,} items of earlier batches are still pending; coresift pending lists them."]
-
-
 def _batch_table(batch: Sequence[PlacedItem], caption: str) -> Table:
     """List the batch; columns that are empty for all items are left out."""
-    facts = [_facts(item) for item in batch]
-    shown = [name for name in facts[0] if {row[name] for row in facts} != {"-"}]
-    explained = [_EXPLAINED[name] for name in shown if name in _EXPLAINED]
-    columns = column_names(batch)[: limits.COLUMNS]
+    texts = column_names(batch)[: limits.COLUMNS]
+    facts = [[prepare(item) for item in batch] for prepare in _FACTS.values()]
+    shown = {name: cells for name, cells in zip(_FACTS, facts, strict=True) if {*cells} != {"-"}}
     rows = [
-        [cut(item.id), *(row[name] for name in shown), *described(item, columns, limits.BATCH_TEXT)]
-        for item, row in zip(batch, facts, strict=True)
+        [cut(item.id), *cells, *described(item, texts, limits.BATCH_TEXT)]
+        for item, *cells in zip(batch, *shown.values(), strict=True)
     ]
-    return Table(["id", *shown, *map(cut, columns)], rows, " ".join([caption, *explained]), words=True)
+    explained = [text for name, text in _EXPLAINED.items() if name in shown]
+    return Table(["id", *shown, *map(cut, texts)], rows, " ".join([caption, *explained]), words=True)
 
 
-def _facts(item: PlacedItem) -> dict[str, str]:
-    return {
-        "rank": str(item.rank),
-        "weight": formatted(item.weight),
-        "share": formatted(item.share, ".1%"),
-        "predicted": prediction(item),
-    }
-
-
-# Labels and rounds.
-
-
-def _labels(report: ProjectReport) -> list[Part]:
-    rows = _class_counts(report.classes) if report.classes else _histogram(report.values)
+def _labels(report: ProjectReport) -> Part:
+    rows = _class_counts(report.classes) or _histogram(report.values)
     if not rows:
-        return ["There are no labels yet."]
-    most = max(1, *(count for _, count in rows))
+        return "There are no labels yet."
+    most = max(1, max(count for _, count in rows))
     bars = "".join(
         f'<dt dir="auto">{escape(name)}</dt>'
         f'<dd><i class="labelled" style="width:{80 * count / most:.1f}%"></i>{count:,}</dd>'
         for name, count in rows
     )
-    return [Markup(f'<dl class="bars">{bars}</dl>', f"Number of labelled items by {cut(report.target)}.")]
+    return Markup(f'<dl class="bars">{bars}</dl>', f"Number of labelled items by {cut(report.target)}.")
 
 
 def _class_counts(classes: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -231,9 +218,9 @@ def _histogram(values: Sequence[float]) -> list[tuple[str, int]]:
     return list(zip(spans, np.histogram(finite, edges)[0].tolist(), strict=True))
 
 
-def _rounds(report: ProjectReport) -> list[Part]:
+def _rounds(report: ProjectReport) -> Part:
     if not report.rounds:
-        return ["No batch has been chosen yet."]
+        return "No batch has been chosen yet."
     rows = [
         {
             "round": str(made.number),
@@ -247,8 +234,8 @@ def _rounds(report: ProjectReport) -> list[Part]:
         }
         for made in report.rounds
     ]
-    caption = "The batches, with the seconds it took to choose each."
-    return [Table([*rows[0]], [[*row.values()] for row in rows], caption)]
+    cells = [list(row.values()) for row in rows]
+    return Table(list(rows[0]), cells, "The batches, with the seconds it took to choose each.")
 
 
 def _settings(settings: Mapping[str, str]) -> list[Part]:

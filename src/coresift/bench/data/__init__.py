@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from coresift.bench.data.generated import generated_year
 from coresift.bench.data.image_files import Images, write_sheets
 from coresift.bench.data.images import IMAGES, ImageSource, are_images, load_images
 from coresift.bench.data.readers import Table, read_own
-from coresift.bench.data.tables import TABLES, Source, checksum, load_table
+from coresift.bench.data.tables import TABLES, Source, checksum, generated_year, load_table
 from coresift.types import Floats
 
 __all__ = [

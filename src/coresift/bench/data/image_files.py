@@ -1,4 +1,4 @@
-"""Read images: one reader for each form of file; with a writer of sheets."""
+"""Read images: one reader for each form of file, in the table `FORMS`; with a writer of sheets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from coresift.types import Index, InputError
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 Shape: TypeAlias = tuple[int, int, int]
 Array: TypeAlias = npt.NDArray[Any]
-Arrays: TypeAlias = tuple[Array, Array, Array, Array]
+Split: TypeAlias = tuple[Array, Array]  # images (n, channels, height, width) and labels (n,)
+Arrays: TypeAlias = tuple[Array, Array, Array, Array]  # images and labels for training, then for testing
 
 # A sheet holds 10 columns of 500 images, filled column by column. WebP knows no side longer than its limit.
 ROWS, COLUMNS = 500, 10
@@ -32,24 +33,17 @@ WEBP_LIMIT = 16383
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A classification problem on images, with the published split.
+    """A classification problem on images, with the published split."""
 
-    Attributes
-    ----------
-    name : for headings.
-    x : (N, channels, height, width) training images, the pool.
-    y : (N,) their labels, 0 to C-1.
-    test_x : (M, channels, height, width) test images.
-    test_y : (M,) their labels.
-    class_names : C names.
-    """
+    name: str  # for headings
+    x: Pixels  # (N, channels, height, width) training images, the pool
+    y: Index  # (N,) their labels, 0 to C-1
+    test_x: Pixels  # (M, channels, height, width)
+    test_y: Index  # (M,)
+    class_names: tuple[str, ...]  # (C,)
 
-    name: str
-    x: Pixels
-    y: Index
-    test_x: Pixels
-    test_y: Index
-    class_names: tuple[str, ...]
+
+Reader: TypeAlias = Callable[[Sequence[Path], Shape], Arrays]
 
 
 @dataclass(frozen=True)
@@ -57,14 +51,8 @@ class Form:
     """A form that an image set comes in: its files, all of them needed, and what reads them."""
 
     files: tuple[str, ...]  # one that ends in ``.gz`` may also be unpacked
-    read: Callable[[Sequence[Path], Shape], Arrays]
+    read: Reader
     subfolder: str = ""  # where the official archive unpacks them to
-
-
-def read_sheets(paths: Sequence[Path], shape: Shape) -> Arrays:
-    """Read what `write_sheets` wrote, found by its files of labels, those of training first."""
-    train, test = paths[:2]
-    return *_read_split(train, shape), *_read_split(test, shape)
 
 
 def write_sheets(images: Images, folder: str | Path) -> None:
@@ -75,19 +63,19 @@ def write_sheets(images: Images, folder: str | Path) -> None:
     ``train_labels.npy`` and ``test_labels.npy``.
     """
     pillow()  # raises where it is missing, before anything is written
-    splits = {"train": (images.x, images.y), "test": (images.test_x, images.test_y)}
-    for x, _ in splits.values():
-        _check_sheets(x)
+    _check_sheets(images.x)
+    _check_sheets(images.test_x)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    labels = {folder / "train_labels.npy": images.y, folder / "test_labels.npy": images.test_y}
     # A set is found by its labels, which are written last: what was stopped halfway is not taken for a set.
-    for split in splits:
-        (folder / f"{split}_labels.npy").unlink(missing_ok=True)
-    for split, (x, _) in splits.items():
+    for path in labels:
+        path.unlink(missing_ok=True)
+    for split, x in {"train": images.x, "test": images.test_x}.items():
         for number, start in enumerate(range(0, len(x), PER_SHEET)):
             _write_sheet(x[start : start + PER_SHEET], folder / f"{split}_{number:02d}.webp")
-    for split, (_, y) in splits.items():
-        with replacing(folder / f"{split}_labels.npy") as file:
+    for path, y in labels.items():
+        with replacing(path) as file:
             np.save(file, y)
 
 
@@ -113,37 +101,35 @@ def _write_sheet(x: Pixels, path: Path) -> None:
         pillow().fromarray(colours).save(file, "WEBP", lossless=True, quality=80, method=4)
 
 
-def read_idx(paths: Sequence[Path], shape: Shape) -> Arrays:
-    """Read images and labels of training, then of testing, in the form of MNIST, gzipped or not."""
+def read_arrays(paths: Sequence[Path], shape: Shape | None = None) -> Arrays:
+    """Read an ``.npz`` file of the arrays of `Images`."""
+    content = "arrays x, y, test_x and test_y of plain types, not of objects"
+    x, y, test_x, test_y = load_arrays(paths[0], ("x", "y", "test_x", "test_y"), content)
+    return x, y, test_x, test_y
+
+
+def _read_idx(paths: Sequence[Path], shape: Shape) -> Arrays:
     x, y, test_x, test_y = (_idx(path, axes) for path, axes in zip(paths, (3, 1, 3, 1), strict=True))
     return x[:, None], y, test_x[:, None], test_y
 
 
-def read_records(paths: Sequence[Path], shape: Shape) -> Arrays:
-    """Read the binary version of CIFAR-10: batches of training and one of testing."""
-    return _joined([_records(path, shape) for path in paths])
+def _read_sheets(paths: Sequence[Path], shape: Shape) -> Arrays:
+    train, test = paths[:2]
+    return *_sheets(train, shape), *_sheets(test, shape)
 
 
-def read_pickles(paths: Sequence[Path], shape: Shape) -> Arrays:
-    """Read the Python version of CIFAR-10, batches of training and one of testing, without running them."""
-    return _joined([_unpickled(path, shape) for path in paths])
+def _one_by_one(read: Callable[[Path, Shape], Split]) -> Reader:
+    """Make a reader of several files with images and labels: the last is the test set."""
+
+    def read_all(paths: Sequence[Path], shape: Shape) -> Arrays:
+        (*x, test_x), (*y, test_y) = zip(*(read(path, shape) for path in paths), strict=True)
+        return np.concatenate(x), np.concatenate(y), test_x.copy(), test_y.copy()
+
+    return read_all
 
 
-def read_mat(paths: Sequence[Path], shape: Shape) -> Arrays:
-    """Read the Matlab files of SVHN, that of training first."""
-    train, test = paths
-    return *_mat(train), *_mat(test)
-
-
-def read_arrays(paths: Sequence[Path], shape: Shape | None = None) -> Arrays:
-    """Read an ``.npz`` file of the arrays of `Images`."""
-    (path,) = paths
-    content = "arrays x, y, test_x and test_y of plain types, not of objects"
-    x, y, test_x, test_y = load_arrays(path, ("x", "y", "test_x", "test_y"), content)
-    return x, y, test_x, test_y
-
-
-def _read_split(labels: Path, shape: Shape) -> tuple[Pixels, Array]:
+def _sheets(labels: Path, shape: Shape) -> Split:
+    """Read a split that `write_sheets` wrote, found by its file of labels."""
     channels, height, width = shape
     with reading(labels, "an array of labels"):
         y: Array = np.load(labels)
@@ -180,14 +166,8 @@ def _idx(path: Path, axes: int) -> Pixels:
     return np.frombuffer(content, np.uint8, offset=start).reshape(sizes).copy()
 
 
-def _joined(batches: Sequence[tuple[Array, Array]]) -> Arrays:
-    """Join all batches but the last, the test set, into the training set; both are copies."""
-    (*x, test_x), (*y, test_y) = zip(*batches, strict=True)
-    return np.concatenate(x), np.concatenate(y), test_x.copy(), test_y.copy()
-
-
-def _records(path: Path, shape: Shape) -> tuple[Pixels, Pixels]:
-    """Read the images (n, channels, height, width) and labels (n,) of records: a label, then an image."""
+def _records(path: Path, shape: Shape) -> Split:
+    """Read records of the binary version of CIFAR-10: a label, then an image."""
     length, record = path.stat().st_size, 1 + prod(shape)
     if length == 0 or length % record:
         raise InputError(
@@ -231,8 +211,8 @@ class _Unpickler(pickle.Unpickler):
         return _ALLOWED[module, name]
 
 
-def _unpickled(path: Path, shape: Shape) -> tuple[Pixels, Array]:
-    """Read the images (n, channels, height, width) and labels (n,) of a pickled dictionary."""
+def _unpickled(path: Path, shape: Shape) -> Split:
+    """Read a pickled dictionary of the Python version of CIFAR-10, without running it."""
     with reading(path, "a pickled batch of CIFAR-10, data and labels"), path.open("rb") as file:
         batch = _Unpickler(file, encoding="bytes").load()
         # Python 2 wrote the keys as bytes.
@@ -244,7 +224,8 @@ def _unpickled(path: Path, shape: Shape) -> tuple[Pixels, Array]:
         return pixels.reshape(-1, *shape), np.array(held["labels"])
 
 
-def _mat(path: Path) -> tuple[Array, Array]:
+def _mat(path: Path, shape: Shape) -> Split:
+    """Read a Matlab file of SVHN."""
     from scipy.io import loadmat
 
     with reading(path, "X of shape (height, width, channels, N) and y"):
@@ -252,3 +233,15 @@ def _mat(path: Path) -> tuple[Array, Array]:
         x, y = arrays["X"].transpose(3, 2, 0, 1), arrays["y"].ravel()
     # The label 10 stands for the digit 0.
     return x, np.where(y == 10, 0, y)
+
+
+_BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
+_IDX = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+_SHEETS = ("train_labels.npy", "test_labels.npy", "train_00.webp", "test_00.webp")
+FORMS = {
+    "sheets": Form(_SHEETS, _read_sheets),
+    "records": Form(tuple(f"{name}.bin" for name in _BATCHES), _one_by_one(_records), "cifar-10-batches-bin"),
+    "pickles": Form(_BATCHES, _one_by_one(_unpickled), "cifar-10-batches-py"),
+    "idx": Form(tuple(f"{name}-ubyte.gz" for name in _IDX), _read_idx),  # of MNIST
+    "mat": Form(("train_32x32.mat", "test_32x32.mat"), _one_by_one(_mat)),
+}

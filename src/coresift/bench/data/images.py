@@ -1,4 +1,4 @@
-"""Registry of image sets: where to get them, and how to check them."""
+"""Registry of image sets, in ``images.toml``: where to get them, and how to check them."""
 
 from __future__ import annotations
 
@@ -10,33 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from coresift.bench.data.image_files import (
-    Array,
-    Arrays,
-    Form,
-    Images,
-    Shape,
-    read_arrays,
-    read_idx,
-    read_mat,
-    read_pickles,
-    read_records,
-    read_sheets,
-)
+from coresift.bench.data.image_files import FORMS, Array, Arrays, Form, Images, Shape, read_arrays
 from coresift.bench.data.readers import reading
-from coresift.bench.data.tables import ADVICE, data_folder
+from coresift.bench.data.tables import ADVICE, data_folder, registry
 from coresift.errors import InputError, suggestion
-
-CIFAR_BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
-CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt")
-FASHION_CLASSES = (*CLOTHES, "Sneaker", "Bag", "Ankle boot")
-SHEETS = Form(("train_labels.npy", "test_labels.npy", "train_00.webp", "test_00.webp"), read_sheets)
-CIFAR_RECORDS = Form(tuple(f"{name}.bin" for name in CIFAR_BATCHES), read_records, "cifar-10-batches-bin")
-CIFAR_PICKLES = Form(CIFAR_BATCHES, read_pickles, "cifar-10-batches-py")
-IDX_FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
-IDX = Form(tuple(f"{name}-ubyte.gz" for name in IDX_FILES), read_idx)
-MAT = Form(("train_32x32.mat", "test_32x32.mat"), read_mat)
 
 
 @dataclass(frozen=True)
@@ -48,43 +25,12 @@ class ImageSource:
     counts: tuple[int, ...]  # (C,) training images of each class
     test_counts: tuple[int, ...]  # (C,)
     means: tuple[float, ...]  # (channels,) of training images, from 0 for black to 1, to four decimals
-    forms: tuple[Form, ...]  # the official files and what reads them
+    forms: tuple[str, ...]  # of the official files, see `FORMS`
     origin: str  # where to get those files
     licence: str  # what they may be used for
 
 
-IMAGES: dict[str, ImageSource] = {
-    "cifar10": ImageSource(
-        shape=(3, 32, 32),
-        class_names=CIFAR_CLASSES,
-        counts=(5000,) * 10,
-        test_counts=(1000,) * 10,
-        means=(0.4914, 0.4822, 0.4465),
-        forms=(CIFAR_RECORDS, CIFAR_PICKLES),
-        origin="https://www.cs.toronto.edu/~kriz/cifar.html",
-        licence="none stated",
-    ),
-    "fashion_mnist": ImageSource(
-        shape=(1, 28, 28),
-        class_names=FASHION_CLASSES,
-        counts=(6000,) * 10,
-        test_counts=(1000,) * 10,
-        means=(0.2860,),
-        forms=(IDX,),
-        origin="https://github.com/zalandoresearch/fashion-mnist",
-        licence="MIT",
-    ),
-    "svhn": ImageSource(
-        shape=(3, 32, 32),
-        class_names=tuple("0123456789"),
-        counts=(4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659),
-        test_counts=(1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595),
-        means=(0.4377, 0.4438, 0.4728),
-        forms=(MAT,),
-        origin="http://ufldl.stanford.edu/housenumbers/ (format 2, cropped digits)",
-        licence="non-commercial use only",
-    ),
-}
+IMAGES = registry("images.toml", ImageSource)
 
 
 def are_images(name_or_path: str | Path) -> bool:
@@ -147,7 +93,7 @@ def _load_published(name: str, folder: Path) -> Images:
 
 
 def _images(name: str, arrays: Arrays, class_names: tuple[str, ...]) -> Images:
-    # Some files hold their axes in another order; for those, this is the one copy.
+    # Some files hold their axes in another order.
     x, y, test_x, test_y = map(np.ascontiguousarray, arrays)
     return Images(name, x, y, test_x, test_y, class_names)
 
@@ -201,12 +147,12 @@ def _how_to_mend(name: str, pixels: Array) -> str:
 
 def _find(name: str, source: ImageSource, folder: Path) -> tuple[Form, Sequence[Path]]:
     """Find the first form with all of its files."""
-    forms = (SHEETS, *source.forms, Form((f"{name}.npz",), read_arrays))
+    forms = [FORMS["sheets"], *map(FORMS.__getitem__, source.forms), Form((f"{name}.npz",), read_arrays)]
     incomplete = []
     for place, form in product((folder / name, folder / "images" / name, folder), forms):
         for inner in dict.fromkeys((place, place / form.subfolder)):
-            found = {file: path for file in form.files if (path := _present(inner / file))}
-            missing = [file for file in form.files if file not in found]
+            found = _present(inner, form.files)
+            missing = sorted({*form.files} - found.keys())
             if not missing:
                 return form, list(found.values())
             if found:
@@ -219,9 +165,15 @@ def _find(name: str, source: ImageSource, folder: Path) -> tuple[Form, Sequence[
     )
 
 
-def _present(path: Path) -> Path | None:
-    """Return the file, packed or unpacked, if there is one."""
-    return next(filter(Path.is_file, (path, path.with_name(path.name.removesuffix(".gz")))), None)
+def _present(folder: Path, files: Sequence[str]) -> dict[str, Path]:
+    """Return those of the files that are in the folder, packed or unpacked."""
+    found = {}
+    for file in files:
+        packed, unpacked = folder / file, folder / file.removesuffix(".gz")
+        path = packed if packed.is_file() else unpacked
+        if path.is_file():
+            found[file] = path
+    return found
 
 
 def _difference(x: Array, y: Array, shape: Shape, counts: tuple[int, ...], split: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,27 +15,19 @@ from coresift.reading import check_header, without_index
 from coresift.types import Floats, InputError
 
 Numbers: TypeAlias = npt.NDArray[np.float32 | np.float64]
+Array: TypeAlias = npt.NDArray[Any]
 Words: TypeAlias = tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows, and what to predict for them.
+    """Rows, and what to predict for them."""
 
-    Attributes
-    ----------
-    name : for headings.
-    x : (N, d) features in float64, or in float32 where the table is large or the file was.
-    y : (N,) targets; for words, their indices in ``classes``.
-    target : what ``y`` is, with its unit, for axes.
-    classes : the words that the file has for targets, sorted; ``None`` where they are numbers.
-    """
-
-    name: str
-    x: Numbers
-    y: Floats
-    target: str
-    classes: Words | None = None
+    name: str  # for headings
+    x: Numbers  # (N, d) features in float64, or in float32 where the table is large or the file was
+    y: Floats  # (N,) targets; for words, their indices in ``classes``
+    target: str  # what ``y`` is, with its unit, for axes
+    classes: Words | None = None  # the words that the file has for targets, sorted
 
 
 @contextmanager
@@ -50,7 +42,7 @@ def reading(path: Path, content: str) -> Iterator[None]:
         raise InputError(f"cannot read {path}: {reason}; it should hold {content}") from error
 
 
-def load_arrays(path: Path, names: Sequence[str], content: str) -> tuple[npt.NDArray[Any], ...]:
+def load_arrays(path: Path, names: Sequence[str], content: str) -> tuple[Array, ...]:
     """Read these arrays of an ``.npz`` file."""
     # Opened here, since numpy leaves a broken file open.
     with reading(path, content), path.open("rb") as file, np.load(file) as arrays:
@@ -88,14 +80,14 @@ def read_npz(path: Path, target: str = "y") -> Table:
             f"{y.dtype}, expected numbers of shapes (N, d) and (N,)"
         )
     x = x if x.dtype == np.float32 else x.astype(np.float64)
-    return _checked(path, x, y, range(x.shape[1]), target, classes)
+    return _table(path, x, y, range(x.shape[1]), target, classes)
 
 
 def read_spaced(path: Path) -> Table:
     """Read numbers with spaces between them and no header; the last column is the target."""
     with reading(path, "numbers with spaces between them"):
         numbers = np.loadtxt(path, ndmin=2)
-    return _checked(path, numbers[:, :-1], numbers[:, -1], range(numbers.shape[1]), "y")
+    return _table(path, numbers[:, :-1], numbers[:, -1], range(numbers.shape[1]), "y", None)
 
 
 def read_year(path: Path) -> Table:
@@ -118,9 +110,9 @@ def _read_arrow(path: Path, **options: Any) -> Any:
     import pyarrow.csv
     import pyarrow.parquet
 
-    read: dict[str, Callable[..., Any]] = {".parquet": pyarrow.parquet.read_table}
+    of_columns = path.suffix.lower() == ".parquet"
     with reading(path, "a table"):
-        return read.get(path.suffix.lower(), pyarrow.csv.read_csv)(path, **options)
+        return pyarrow.parquet.read_table(path) if of_columns else pyarrow.csv.read_csv(path, **options)
 
 
 def _from_arrow(path: Path, columns: Any, target: str, dtype: npt.DTypeLike = np.float64) -> Table:
@@ -132,10 +124,10 @@ def _from_arrow(path: Path, columns: Any, target: str, dtype: npt.DTypeLike = np
     x = np.empty((len(columns), len(names)), dtype)
     for number, name in enumerate(names):  # one by one, so that no second copy of all is made
         x[:, number] = _numbers(path, name, columns.column(name))
-    return _checked(path, x, y, names, target, classes)
+    return _table(path, x, y, names, target, classes)
 
 
-def _targets(path: Path, target: str, column: Any) -> tuple[Words | None, npt.NDArray[Any]]:
+def _targets(path: Path, target: str, column: Any) -> tuple[Words | None, Array]:
     """Return the classes, where a column holds words, and the targets (N,)."""
     from pyarrow import types
 
@@ -148,11 +140,11 @@ def _targets(path: Path, target: str, column: Any) -> tuple[Words | None, npt.ND
     return _encoded(words)
 
 
-def _numbers(path: Path, name: str, column: Any) -> npt.NDArray[Any]:
+def _numbers(path: Path, name: str, column: Any) -> Array:
     from pyarrow import types
 
     # A column of the type null is a number missing from every row, and named as such later.
-    numeric = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
+    numeric = types.is_integer, types.is_floating, types.is_boolean, types.is_null
     if not any(fits(column.type) for fits in numeric):
         raise InputError(
             f"column {name!r} of {path} holds {column.type}, expected numbers; encode it or drop it"
@@ -166,13 +158,8 @@ def _encoded(words: npt.NDArray[np.str_]) -> tuple[Words, npt.NDArray[np.int64]]
     return tuple(classes.tolist()), codes
 
 
-def _checked(
-    path: Path,
-    x: Numbers,
-    y: npt.NDArray[Any],
-    names: Sequence[Any],
-    target: str,
-    classes: Words | None = None,
+def _table(
+    path: Path, x: Numbers, y: Array, names: Sequence[Any], target: str, classes: Words | None
 ) -> Table:
     """Return the table, if it has rows and features and no missing numbers."""
     if x.size == 0:
