@@ -34,5 +34,7 @@ def test_knowing_the_labels_helps(simulation: Simulation) -> None:
 
 
 def test_the_same_seed_gives_the_same_rounds(simulation: Simulation) -> None:
-    first, second = (BeamSearch(beam=2, random=2, strategies=("k-center",)).run(simulation, seed=1) for _ in range(2))
+    first, second = (
+        BeamSearch(beam=2, random=2, strategies=("k-center",)).run(simulation, seed=1) for _ in range(2)
+    )
     assert [turn.chosen for turn in first] == [turn.chosen for turn in second]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.ensemble import (
+    BaggingClassifier,
     ExtraTreesClassifier,
     ExtraTreesRegressor,
     RandomForestClassifier,
@@ -39,7 +39,7 @@ class Members(BaseEstimator):  # type: ignore[misc]
     estimator : an ensemble with ``estimators_`` after a fit; a regressor needs ``oob_score=True``.
     """
 
-    device = "cpu"  # where `Simulation` computes
+    device = "cpu"  # where a `Simulation` finds its predictions
 
     def __init__(self, estimator: Any) -> None:
         self.estimator = estimator
@@ -91,14 +91,38 @@ class MembersRegressor(RegressorMixin, Members):  # type: ignore[misc]
         self.posterior_ = members_posterior(self.estimator_, noise)
 
 
-REGRESSORS: dict[str, Callable[..., Any]] = {
-    "forest": partial(RandomForestRegressor, oob_score=True),
-    "extra-trees": partial(ExtraTreesRegressor, oob_score=True, bootstrap=True),
-}
-CLASSIFIERS: dict[str, Callable[..., Any]] = {
-    "forest": RandomForestClassifier,
-    "extra-trees": ExtraTreesClassifier,
-}
+class ForestRegressor(MembersRegressor):
+    """A random forest: its trees are the posterior samples."""
+
+    def __init__(self, num_trees: int = 100, device: str = "cpu", progress: bool = False) -> None:
+        self.num_trees, self.device, self.progress = num_trees, device, progress
+
+    @property
+    def estimator(self) -> Any:
+        return RandomForestRegressor(self.num_trees, oob_score=True)
+
+
+class ForestClassifier(MembersClassifier):
+    """A random forest: its trees are the posterior samples."""
+
+    def __init__(self, num_trees: int = 100, device: str = "cpu", progress: bool = False) -> None:
+        self.num_trees, self.device, self.progress = num_trees, device, progress
+
+    @property
+    def estimator(self) -> Any:
+        return RandomForestClassifier(self.num_trees)
+
+
+class BaggedLogistic(MembersClassifier):
+    """Logistic regressions of bootstrap samples, on standardised columns."""
+
+    def __init__(self, num_members: int = 20, device: str = "cpu", progress: bool = False) -> None:
+        self.num_members, self.device, self.progress = num_members, device, progress
+
+    @property
+    def estimator(self) -> Any:
+        member = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+        return BaggingClassifier(member, self.num_members)
 
 
 # Judges: models that did not choose, trained on the same labelled set.

@@ -13,8 +13,10 @@ from matplotlib.figure import Figure
 
 from coresift.atomic import write_text
 from coresift.bench import across
+from coresift.bench.statistics import LEVEL
 from coresift.bench.store import PACKED, pack, read
 from coresift.bench.summary import ORACLE, RANDOM, REFERENCES, Summary
+from coresift.bench.tables import NOTHING
 from coresift.errors import InputError
 from coresift.report.figures import COLOURS, INK, SOFT, save, styled
 from coresift.report.page import Heading, Part, Picture, Table, markdown, page
@@ -29,7 +31,9 @@ def write_suite_report(folder: Path, out: Path | None = None) -> Path:
     out = out or folder
     parts = sorted(path for path in folder.iterdir() if path.is_dir() and _has_results(path))
     if not parts:
-        raise InputError(f"{folder} holds no results of a suite: no subfolder has DATA/METHOD.jsonl or {PACKED}")
+        raise InputError(
+            f"{folder} holds no results of a suite: no subfolder has DATA/METHOD.jsonl or {PACKED}"
+        )
     out.mkdir(parents=True, exist_ok=True)
     summaries = {}
     for path in parts:
@@ -70,12 +74,12 @@ def report_parts(summaries: Mapping[str, Summary]) -> tuple[list[Part], list[Par
 
 
 EXPLAINED = (
-    "Every data set counts the same. Gain: for numbers, the mean RMSE over all rounds as a fraction of that of "
-    "random (geometric mean over data sets); for classes, points of accuracy above random, averaged over "
-    "rounds and data sets. Labels: those needed for random's final error, as a fraction of random's. Both with "
-    "95% bootstrap intervals over data sets. Better and worse count data sets with a significant difference "
-    "(paired t-tests over seeds, Holm-corrected over methods). Harm is the share of data sets on which a "
-    "method is significantly worse than random, tested one by one: a method that equals random would have "
+    "Every data set counts the same. Gain: for numbers, the mean RMSE over all rounds as a fraction of that "
+    "of random (geometric mean over data sets); for classes, points of accuracy above random, averaged over "
+    "rounds and data sets. Labels: those needed for random's final error, as a fraction of random's. Both "
+    "with 95% bootstrap intervals over data sets. Against others, data sets are counted with a significant "
+    "difference (paired t-tests over seeds, Holm-corrected over methods). Harm is the share of data sets on "
+    "which a method is significantly worse than random, tested one by one: a method that equals random would have "
     "2.5%. p: Wilcoxon's signed-rank test of the gains over data sets, Holm-corrected over methods."
 )
 
@@ -95,15 +99,21 @@ def _losses(summaries: Mapping[str, Summary]) -> list[Part]:
             continue
         counts = {reference: summary.counts(reference).get(DEFAULT) for reference in REFERENCES}
         words = [
-            f"worse than {reference} on {count['loss']} of {count.total()} data sets (better on {count['win']})"
+            f"worse than {reference} on {count['loss']} of {count.total()} data sets "
+            f"(better on {count['win']})"
             for reference, count in counts.items()
             if count
         ]
         ahead = summary.methods[: summary.methods.index(DEFAULT)]
-        rank = f"methods with a better mean rank: {', '.join(ahead)}" if ahead else "no method has a better mean rank"
+        rank = (
+            f"methods with a better mean rank: {', '.join(ahead)}"
+            if ahead
+            else "no method has a better mean rank"
+        )
         task, _, model = name.partition("-")
         found.append(
-            f"{task.capitalize()} with {model}: the default, {DEFAULT}, is significantly {' and '.join(words)}; {rank}."
+            f"{task.capitalize()} with {model}: the default, {DEFAULT}, is significantly "
+            f"{' and '.join(words)}; {rank}."
         )
     return found
 
@@ -121,14 +131,14 @@ def _table(summary: Summary) -> Table:
         rows.append(
             [
                 name,
-                f"{summary.gain(name):{'+.1f' if summary.classes else '.3f'}}" if name != RANDOM else "–",
-                f"{summary.labels_ratio(name):.2f}" if name != RANDOM else "–",
-                f"{p_values[name]:.2g}" if name in p_values else "–",
+                f"{summary.gain(name):{'+.1f' if summary.classes else '.3f'}}" if name != RANDOM else NOTHING,
+                f"{summary.labels_ratio(name):.2f}" if name != RANDOM else NOTHING,
+                f"{p_values[name]:.2g}" if name in p_values else NOTHING,
                 *others,
-                f"{across.harm(summary.areas, name):.0%}" if name != RANDOM else "–",
+                f"{across.harm(summary.areas, name):.0%}" if name != RANDOM else NOTHING,
                 f"{summary.ranks[name]:.1f}",
                 f"{summary.seconds[name]:.2g}",
-                *([] if not has_oracle else ["–" if attained is None else f"{attained:.0%}"]),
+                *([] if not has_oracle else [NOTHING if attained is None else f"{attained:.0%}"]),
             ]
         )
     gain = "gain, points" if summary.classes else "RMSE / random's"
@@ -142,7 +152,7 @@ def _table(summary: Summary) -> Table:
 
 
 def _counted(count: Counter[Any] | None) -> str:
-    return "–" if not count else f"{count['win']} : {count['tie']} : {count['loss']}"
+    return NOTHING if not count else f"{count['win']} : {count['tie']} : {count['loss']}"
 
 
 def _judges(summary: Summary) -> list[Part]:
@@ -155,7 +165,11 @@ def _judges(summary: Summary) -> list[Part]:
         found.append(f"{judge}: " + ", ".join(f"{name} {gains[name]:{spec}}" for name in best))
     if not found:
         return []
-    return ["The last labelled sets, judged by models that did not choose them; the best five. " + ". ".join(found) + "."]
+    return [
+        "The last labelled sets, judged by models that did not choose them; the best five. "
+        + ". ".join(found)
+        + "."
+    ]
 
 
 def _best(summary: Summary) -> list[Part]:
@@ -164,19 +178,17 @@ def _best(summary: Summary) -> list[Part]:
     if len(methods) < 2 or len(summary.errors) < 5:
         return []
     p_values = across.may_be_best({name: summary.gaps(name) for name in methods})
-    may = [name for name, p_value in p_values.items() if p_value > across.LEVEL]
+    may = [name for name, p_value in p_values.items() if p_value > LEVEL]
     return [
-        f"By their gains, {', '.join(may)} may be the best; the others are significantly worse than some other "
-        "method, corrected for that one's having been picked."
+        f"By their gains, {', '.join(may)} may be the best; the others are significantly worse than some "
+        "other method, corrected for that one's having been picked."
     ]
 
 
 def _tables_table(name: str, summary: Summary) -> Table:
     """Mean error over all rounds on each data set."""
     methods = [RANDOM, *(other for other in summary.methods if other != RANDOM)]
-    rows = [
-        [data, *(f"{of[method].mean():.4g}" for method in methods)] for data, of in summary.areas.items()
-    ]
+    rows = [[data, *(f"{of[method].mean():.4g}" for method in methods)] for data, of in summary.areas.items()]
     return Table(
         ["data set", *methods],
         rows,
@@ -203,10 +215,14 @@ def _draw_ranks(axes: Axes, summary: Summary) -> None:
     for row, (name, rank) in enumerate(zip(names, ranks, strict=True)):
         colour = COLOURS[1] if name == DEFAULT else SOFT if name == RANDOM else COLOURS[0]
         axes.plot([rank], [row], "o", color=colour, markersize=6)
-        axes.annotate(name, (rank, row), (8, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
+        axes.annotate(
+            name, (rank, row), (8, 0), textcoords="offset points", va="center", fontsize=9, color=INK
+        )
     for number, (first, last) in enumerate(groups(ranks, gap)):
         height = -0.8 - 0.35 * number
-        axes.plot([ranks[first], ranks[last]], [height, height], color=INK, linewidth=3, solid_capstyle="butt")
+        axes.plot(
+            [ranks[first], ranks[last]], [height, height], color=INK, linewidth=3, solid_capstyle="butt"
+        )
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.invert_yaxis()

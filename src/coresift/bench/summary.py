@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,8 @@ class Summary:
     labels : data -> (R,) the number of labels of each round.
     errors : data -> method -> (seeds, R) error of each round.
     seconds : method -> median seconds to choose a batch.
-    judged : judge -> data -> method -> (seeds,) error of a model that did not choose, on the last labelled set.
+    judged : judge -> data -> method -> (seeds,) error of a model that did not choose, trained on the last
+        labelled set.
     """
 
     classes: bool
@@ -67,8 +69,7 @@ class Summary:
             errors=_table(kept, lambda run: [turn.error for turn in run.rounds]),
             seconds={name: float(np.median(found)) for name, found in times.items() if found},
             judged={
-                judge: _table(kept, lambda run, judge=judge: (run.rounds[-1].judged or {}).get(judge, np.nan))
-                for judge in judges
+                judge: _table(kept, partial(_judged, judge)) for judge in judges
             },
         )
 
@@ -93,7 +94,9 @@ class Summary:
         return dict(zip(names, ranks.mean(0).tolist(), strict=True))
 
     def gaps(self, method: str, areas: Scores | None = None) -> Floats:
-        """(D,) how much worse than random a method is on each data set: error rates' differences, or log ratios."""
+        """(D,) how much worse than random a method is on each data set: a difference of error rates, or the
+        logarithm of a ratio of RMSEs.
+        """
         found = []
         for of in (areas or self.areas).values():
             own, random = of[method].mean(), of[RANDOM].mean()
@@ -103,7 +106,9 @@ class Summary:
     def gain(self, method: str, areas: Scores | None = None) -> Interval:
         """Average over data sets: points of accuracy above random, or the error as a fraction of random's."""
         gaps = self.gaps(method, areas)
-        return across.mean_over_tables(-100 * gaps if self.classes else np.exp(gaps), geometric=not self.classes)
+        return across.mean_over_tables(
+            -100 * gaps if self.classes else np.exp(gaps), geometric=not self.classes
+        )
 
     def labels_ratio(self, method: str) -> Interval:
         """Average the labels needed for random's final error, relative to random's."""
@@ -128,10 +133,15 @@ class Summary:
         return float(np.mean(shares)) if shares else None
 
 
-def _table(kept: Mapping[str, Mapping[str, Sequence[Record]]], value: object) -> Scores:
+def _judged(judge: str, run: Record) -> float:
+    """Return the error of a judge on the last labelled set; NaN where it was not asked."""
+    return (run.rounds[-1].judged or {}).get(judge, np.nan)
+
+
+def _table(kept: Mapping[str, Mapping[str, Sequence[Record]]], value: Callable[[Record], Any]) -> Scores:
     """Compute a number or a list of each run: data -> method -> (seeds, ...)."""
     return {
-        data: {name: np.array([value(run) for run in runs], float) for name, runs in of.items()}  # type: ignore[operator]
+        data: {name: np.array(list(map(value, runs)), np.float64) for name, runs in of.items()}
         for data, of in kept.items()
     }
 
