@@ -143,7 +143,11 @@ class Experiment:
     @classmethod
     def load(cls, path: Path) -> Experiment:
         """Read a TOML file; unknown words raise an error that suggests similar ones."""
-        described = _read(path)
+        return cls.of(read_toml(path), path)
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any], path: Path) -> Experiment:
+        """Make an experiment of what a file says."""
         protocol = {*_LEAST, "test_share", "judged"}
         _check_words(described, {"data", "methods", "method", "model", "task", *protocol}, str(path))
         named = _named(described)
@@ -247,7 +251,8 @@ def _load_images(source: Source, folder: Path | None, device: str) -> tuple[Any,
     return x, np.concatenate([images.y, images.test_y]), len(images.test_y)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -53,6 +53,11 @@ def write_suite_report(folder: Path, out: Path | None = None) -> Path:
     return out / "report.html"
 
 
+def of_suite(folder: Path) -> bool:
+    """Return whether a folder holds the results of a suite: of parts, which hold those of data sets."""
+    return any(folder.glob("*/*/*.jsonl")) or any(folder.glob(f"*-*/{PACKED}"))
+
+
 def _has_results(path: Path) -> bool:
     return (path / PACKED).exists() or any(path.glob("*/*.jsonl"))
 
@@ -78,9 +83,10 @@ EXPLAINED = (
     "of random (geometric mean over data sets); for classes, points of accuracy above random, averaged over "
     "rounds and data sets. Labels: those needed for random's final error, as a fraction of random's. Both "
     "with 95% bootstrap intervals over data sets. Against others, data sets are counted with a significant "
-    "difference (paired t-tests over seeds, Holm-corrected over methods). Harm is the share of data sets on "
-    "which a method is significantly worse than random, tested one by one: a method that equals random would have "
-    "2.5%. p: Wilcoxon's signed-rank test of the gains over data sets, Holm-corrected over methods."
+    "difference (paired t-tests over seeds, Holm-corrected over methods). Harm is the share of data sets "
+    "on which a method is significantly worse than random, tested one by one: a method that equals random "
+    "would have 2.5%. p: Wilcoxon's signed-rank test of the gains over data sets, Holm-corrected over "
+    "methods."
 )
 
 

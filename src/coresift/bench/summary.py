@@ -68,9 +68,7 @@ class Summary:
             },
             errors=_table(kept, lambda run: [turn.error for turn in run.rounds]),
             seconds={name: float(np.median(found)) for name, found in times.items() if found},
-            judged={
-                judge: _table(kept, partial(_judged, judge)) for judge in judges
-            },
+            judged={judge: _table(kept, partial(_judged, judge)) for judge in judges},
         )
 
     @cached_property

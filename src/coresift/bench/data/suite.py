@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
@@ -14,6 +17,7 @@ import numpy.typing as npt
 from coresift.bench.data.readers import Table, load_arrays, reading
 from coresift.errors import InputError
 
+TEXT_COLUMNS = 128  # of texts, after the reduction
 MOST_ROWS = 20_000  # larger tables are random subsets
 
 _SOURCES = {
@@ -25,7 +29,19 @@ _SOURCES = {
         "{name}/data.csv.gz",
         "https://github.com/treforevans/uci_datasets, licence: MIT",
     ),
+    "text": (
+        "{name}.jsonl.gz (JSON lines with text and label)",
+        "https://cogcomp.seas.upenn.edu/Data/QA/QC (trec6) or "
+        "https://github.com/PolyAI-LDN/task-specific-datasets (banking77, licence: CC BY 4.0)",
+    ),
     "covertype": ("covtype.data.gz", "https://archive.ics.uci.edu/dataset/31/covertype, licence: CC BY 4.0"),
+}
+# The ends of paths of official files.
+_PATTERNS = {
+    "pmlb": r"/(\d+_)?{name}\.tsv\.gz$",
+    "uci": r"/{name}/data\.csv\.gz$",
+    "text": r"/{name}\.jsonl\.gz$",
+    "covertype": r"/covtype\.data\.gz$",
 }
 
 
@@ -79,13 +95,9 @@ def load_suite_table(name: str, folder: Path) -> Table:
 def _find(name: str, source: SuiteTable, folder: Path) -> Path:
     """Return the file of a table, in the folder or below it."""
     official, origin = _SOURCES[source.origin]
-    wanted = {
-        "pmlb": lambda path: path.name.lower().lstrip("0123456789").lstrip("_") == f"{name.lower()}.tsv.gz",
-        "uci": lambda path: path.name == "data.csv.gz" and path.parent.name == name,
-        "covertype": lambda path: path.name == "covtype.data.gz",
-    }[source.origin]
-    found = sorted(path for path in folder.rglob(f"{name}.npz"))
-    found += sorted(path for path in folder.rglob("*.gz") if wanted(path))
+    wanted = re.compile(_PATTERNS[source.origin].format(name=re.escape(name)), re.IGNORECASE)
+    found = sorted(folder.rglob(f"{name}.npz"))
+    found += sorted(path for path in folder.rglob("*.gz") if wanted.search(path.as_posix()))
     if not found:
         raise InputError(
             f"the table {name!r} is not in the folder {folder} or below it: there is no {name}.npz and no "
@@ -99,6 +111,8 @@ def _read(path: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Read rows (N, d) and targets (N,): ``target`` of a header, or else the last column."""
     if path.suffix == ".npz":
         return load_arrays(path, ("x", "y"), "arrays x and y of numbers")  # type: ignore[return-value]
+    if path.name.endswith(".jsonl.gz"):
+        return _read_texts(path)
     import pyarrow.csv as csv
 
     with_header = path.name.endswith(".tsv.gz")
@@ -113,3 +127,16 @@ def _read(path: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         arrays = {name: columns[name].to_numpy().astype(np.float64) for name in names}
     y = arrays.pop(target)
     return np.column_stack(list(arrays.values())), y
+
+
+def _read_texts(path: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Read JSON lines with ``text`` and ``label``: TF-IDF of words and pairs, reduced to `TEXT_COLUMNS`."""
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    with reading(path, "JSON lines with text and label"), gzip.open(path, "rt", encoding="utf-8") as lines:
+        described = [json.loads(line) for line in lines]
+        texts, labels = [one["text"] for one in described], [str(one["label"]) for one in described]
+    counts = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), min_df=2).fit_transform(texts)
+    x = TruncatedSVD(TEXT_COLUMNS, random_state=0).fit_transform(counts)
+    return x, np.unique(labels, return_inverse=True)[1].astype(np.float64)

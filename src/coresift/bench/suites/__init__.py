@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from coresift.bench.config import Experiment, read_toml
 from coresift.bench.runner import run_experiment
 from coresift.checks import check_integer
 from coresift.errors import InputError, suggestion
+from coresift.progress import now_and_then
 
 PREFIX = "suite:"
-_PROTOCOL = {"seeds", "first", "batch", "budget", "test_share", "judged", "per_class"}
+LOOK_SECONDS = 2.0  # recorded rounds are counted this often
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class Suite:
                 whole = {**shared, **part, "task": task, "model": model}
                 parts[f"{task}-{name}"] = Experiment.of(whole, path)
         if not parts:
-            raise InputError(f"{path} has no part: write data and methods below [regression] or [classification]")
+            raise InputError(
+                f"{path} has no part: write data and methods below [regression] or [classification]"
+            )
         return cls(path.stem, parts)
 
     def only(self, data: Iterable[str] = (), methods: Iterable[str] = ()) -> Suite:
@@ -99,48 +103,69 @@ def run_suite(
     """
     workers = check_integer(workers, 1, "workers")
     tasks = [(name, part.only([data])) for name, part in suite.parts.items() for data in part.data]
-    for _, part in tasks:
-        for data in part.data:  # all files are checked before the first long computation
-            part.simulation(data, folder, device, 1)
-    context = multiprocessing.get_context("spawn")
-    with _progress() as progress, ProcessPoolExecutor(workers, context) as pool:
-        bar = progress.add_task(suite.name, total=len(tasks), latest="")
-        started = time.monotonic()
-        running: dict[Future[Any], str] = {
-            pool.submit(_run, part, out / name, folder, device): f"{name}, {next(iter(part.data))}"
-            for name, part in tasks
-        }
-        done = 0
+    totals = {}
+    for name, part in tasks:
+        (data,) = part.data  # all files are checked before the first long computation
+        simulation = part.simulation(data, folder, device, 1)
+        rounds = 1 + math.ceil(simulation.budget / simulation.batch)
+        totals[out / name / data] = part.seeds * rounds * len(part.methods)
+    context = multiprocessing.get_context("spawn")  # a fork of a process that has used torch can hang
+    with _progress(suite.name, totals) as show, ProcessPoolExecutor(workers, context) as pool:
+        running = {pool.submit(_run, part, out / name, folder, device) for name, part in tasks}
         while running:
-            finished, _ = wait(running, return_when=FIRST_COMPLETED)
+            finished, running = wait(running, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED)
             for future in finished:
-                label = running.pop(future)
                 future.result()  # raises what the process raised
-                done += 1
-                progress.update(bar, completed=done, latest=label)
-                if not progress.console.is_terminal:
-                    left = (time.monotonic() - started) / done * len(running)
-                    line = f"{suite.name}: {done} of {len(tasks)} done, {label}; about {left / 60:.0f} minutes left"
-                    progress.console.print(line, soft_wrap=True)
+            show()
 
 
 def _run(part: Experiment, out: Path, folder: Path | None, device: str) -> None:
     """Run one data set, in a process of its own."""
     torch.set_num_threads(1)
-    run_experiment(part, out, folder=folder, device=device, together=False, quiet=True)
+    run_experiment(part, out, folder=folder, device=device, console=Console(quiet=True))
 
 
-def _progress() -> Progress:
+@contextmanager
+def _progress(name: str, totals: Mapping[Path, int]) -> Iterator[Callable[[], None]]:
+    """Show how many rounds are recorded in each folder, of its total, and the time left."""
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
+        "{task.description}",
         BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[latest]}"),
+        "{task.fields[latest]}",
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    return Progress(*columns, console=console, disable=not console.is_terminal)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        before = sum(map(_rounds_in, totals))
+        task = progress.add_task(name, total=sum(totals.values()), completed=before, latest="")
+        started, total = time.monotonic(), sum(totals.values())
+
+        def line(counts: Mapping[Path, int]) -> str:
+            done, complete = sum(counts.values()), sum(counts[path] == totals[path] for path in totals)
+            passed = time.monotonic() - started
+            left = passed / max(done - before, 1) * (total - done)
+            return (
+                f"{name}: {complete} of {len(totals)} data sets, {done / total:.0%} of the rounds, "
+                f"about {math.ceil(left / 60)} minutes left"
+            )
+
+        say = now_and_then(lambda text: console.print(text, soft_wrap=True))
+
+        def show() -> None:
+            counts = {path: _rounds_in(path) for path in totals}
+            complete = sum(counts[path] == totals[path] for path in totals)
+            latest = f"{complete} of {len(totals)} data sets"
+            progress.update(task, completed=sum(counts.values()), latest=latest)
+            if not console.is_terminal:
+                say(line(counts))
+
+        yield show
+
+
+def _rounds_in(folder: Path) -> int:
+    """Count the rounds in the logs of a data set, which are lines after the first."""
+    return sum(max(path.read_bytes().count(b"\n") - 1, 0) for path in folder.glob("*.jsonl"))
 
 
 def _path(named: str) -> Path:
