@@ -14,6 +14,8 @@ import torch
 
 from coresift import estimators
 from coresift.bench.data import IMAGES, are_images, checksum, load_images, load_table
+from coresift.bench.models import BaggedLogistic, ForestClassifier, ForestRegressor
+from coresift.bench.peers import PEERS
 from coresift.bench.replay import Method, Simulation
 from coresift.checks import check_integer, check_switch
 from coresift.errors import InputError, suggestion
@@ -25,19 +27,22 @@ Task: TypeAlias = Literal["regression", "classification"]
 
 # Options of models that come from the command line or the runner, or that TOML cannot hold.
 _NOT_OPTIONS = {"network", "augment", "device", "progress", "random_state"}
-_LEAST = {"seeds": 1, "first": 2, "batch": 1, "budget": 0}
+_LEAST = {"seeds": 1, "first": 2, "batch": 1, "budget": 0, "per_class": 0}
 
 _REGRESSORS: dict[str, type[Any]] = {
     "neural-linear": estimators.NeuralLinearRegressor,
     "ensemble": estimators.EnsembleRegressor,
     "dropout": estimators.DropoutRegressor,
     "laplace": estimators.LaplaceRegressor,
+    "forest": ForestRegressor,
 }
 _CLASSIFIERS: dict[str, type[Any]] = {
     "neural-linear": estimators.NeuralLinearClassifier,
     "ensemble": estimators.EnsembleClassifier,
     "dropout": estimators.DropoutClassifier,
     "laplace": estimators.LaplaceClassifier,
+    "forest": ForestClassifier,
+    "bagged-logistic": BaggedLogistic,
 }
 
 
@@ -121,6 +126,8 @@ class Experiment:
     budget: int = 100
     test_share: float = 0.2
     task: Task = "regression"  # of tables; images are classified
+    per_class: int = 0  # first labels of each class; there are at least so many in all
+    judged: bool = False  # train models that did not choose on the last labelled sets
 
     def __post_init__(self) -> None:
         if (self.first == "all") != (self.budget == 0):
@@ -136,8 +143,12 @@ class Experiment:
     @classmethod
     def load(cls, path: Path) -> Experiment:
         """Read a TOML file; unknown words raise an error that suggests similar ones."""
-        described = _read(path)
-        protocol = {*_LEAST, "test_share"}
+        return cls.of(read_toml(path), path)
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any], path: Path) -> Experiment:
+        """Make an experiment of what a file says."""
+        protocol = {*_LEAST, "test_share", "judged"}
         _check_words(described, {"data", "methods", "method", "model", "task", *protocol}, str(path))
         named = _named(described)
         family = _family(path, described, named)
@@ -185,6 +196,8 @@ class Experiment:
             "model": {"kind": self.kind, **self._model_settings(data, simulation.model)},
             **{name: getattr(self, name) for name in ("first", "batch", "budget", "test_share")},
         }
+        for name in ("per_class", "judged"):  # which older logs lack
+            settings |= {name: getattr(self, name)} if getattr(self, name) else {}
         # Published images have their published split; those of a user's file may be split differently later.
         if source.of_images and source.table not in IMAGES:
             settings["num_test"] = simulation.num_test
@@ -210,8 +223,14 @@ class Experiment:
         else:
             x, y = self._load_table(source, folder)
             num_test = round(self.test_share * len(y))
-            split = {"test_share": self.test_share, "workers": workers}
+            split = {
+                "test_share": self.test_share,
+                "workers": workers,
+                "per_class": self.per_class,
+                "judged": self.judged,
+            }
         first = len(y) - num_test if self.first == "all" else self.first
+        first = max(first, self.per_class * len(np.unique(y))) if self.per_class else first
         return Simulation(x, y, model, first=first, batch=self.batch, budget=self.budget, **split)
 
     def _load_table(self, source: Source, folder: Path | None) -> tuple[Any, Any]:
@@ -232,7 +251,8 @@ def _load_images(source: Source, folder: Path | None, device: str) -> tuple[Any,
     return x, np.concatenate([images.y, images.test_y]), len(images.test_y)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -301,10 +321,12 @@ def _methods(described: Mapping[str, Any]) -> dict[str, Method]:
         _check_words(options, known, f"[method.{name}]")
         own[name] = Method(**{"strategy": name, **options})
     names = _names("methods", described.get("methods", list(own)))
-    _check_words(names, {*own, *STRATEGIES}, "methods")
-    methods = {name: own.get(name, Method(name)) for name in names}
+    _check_words(names, {*own, *STRATEGIES, *PEERS}, "methods")
+    # A file cannot be called by a name with a colon.
+    methods = {name.replace(":", "-"): own.get(name, Method(name)) for name in names}
     for method in methods.values():
-        method.resolved()  # raises for an unknown strategy or option
+        if method.strategy not in PEERS:
+            method.resolved()  # raises for an unknown strategy or option
     return methods
 
 

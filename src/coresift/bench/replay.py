@@ -7,7 +7,7 @@ stopped therefore goes on from what is written down of it, to the same end.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -20,6 +20,8 @@ from torch import Tensor
 
 from coresift import limits
 from coresift.bench.measures import measure
+from coresift.bench.models import judge
+from coresift.bench.peers import Question, choose_by_peer, is_peer
 from coresift.checks import check_integer, check_switch
 from coresift.loop import turn
 from coresift.pool import ArrayPool
@@ -61,6 +63,8 @@ class Method:
 
     def resolved(self) -> Strategy:
         """Return the strategy with its options."""
+        if is_peer(self.strategy):
+            raise InputError(f"{self.strategy} is another library's strategy, which has no options here")
         strategy = find_strategy(self.strategy)
         if not self.fill and not hasattr(strategy.selector, "fill"):
             raise InputError(f"fill=False is for Frank-Wolfe and GIGA, not for {self.strategy!r}")
@@ -93,6 +97,7 @@ class Round:
     select_seconds: float = 0.0  # to build the batch
     accuracy: float | None = None  # of classes
     calibration_error: float | None = None  # of classes
+    judged: Mapping[str, float] | None = None  # errors of models that did not choose, see `judge`
 
     @property
     def error(self) -> float:
@@ -141,11 +146,13 @@ class Simulation:
     model : an estimator with ``fit_many``, such as `NeuralLinearRegressor` or, for classes,
         `NeuralLinearClassifier`.
     first : labels at the start, drawn at random; if all were of one class, the last is replaced.
+    per_class : at least so many of the first labels are of each class, as far as there are as many.
     batch : labels bought in a round.
     budget : labels bought in all; zero measures a model of the first labels.
     test_share : fraction of the rows kept as the test set, other ones for each seed.
     num_test : instead, the last so many rows are the test set for every seed.
     workers : processes that evaluate and choose side by side, for small pools that are no images on a GPU.
+    judged : whether models that did not choose are trained on the last labelled set, see `judge`.
 
     >>> from coresift.estimators import NeuralLinearRegressor
     >>> x = np.linspace(-1, 1, 60)[:, None]
@@ -165,9 +172,11 @@ class Simulation:
     test_share: float = 0.2
     num_test: int | None = None
     workers: int = 1
+    per_class: int = 0
+    judged: bool = False
 
     def __post_init__(self) -> None:
-        _check_integers(self, first=1, batch=1, budget=0, workers=1, num_test=1)
+        _check_integers(self, first=1, batch=1, budget=0, workers=1, num_test=1, per_class=0)
         if self._test_size < 1:
             raise InputError(
                 f"test_share {self.test_share} keeps {self._test_size} rows for testing, expected one or more"
@@ -214,12 +223,23 @@ class Simulation:
     def begin(self, method: Method, seed: int) -> State:
         """Return the state of a run with its first labels, which are the same for every method."""
         seed = check_integer(seed, 0, "seed")
-        rows, others = np.split(self._split(seed)[1], [self.first])
+        order = self._split(seed)[1]
+        if self.per_class:
+            order = self._classes_first(order)
+        rows, others = np.split(order, [self.first])
         if isinstance(self.model, ClassifierMixin):  # a model of one class can tell nothing apart
             different = others[self.y[others] != self.y[rows[0]]]
             if len(different) and (self.y[rows] == self.y[rows[0]]).all():
                 rows[-1] = different[0]
         return State(method, seed, tuple(rows.tolist()))
+
+    def _classes_first(self, order: Index) -> Index:
+        """Move the first ``per_class`` rows of each class to the front; the rest keep their order."""
+        number_in_class = np.empty(len(order), int)
+        for label in np.unique(self.y[order]):
+            members = np.flatnonzero(self.y[order] == label)
+            number_in_class[members] = np.arange(len(members))
+        return order[np.argsort(number_in_class >= self.per_class, kind="stable")]
 
     def known(self, state: State) -> tuple[Index, npt.NDArray[Any]]:
         """Return rows and labels to train on, pseudo-labels among them."""
@@ -352,8 +372,16 @@ class _Run:
             guesses=self._pseudo_labels(posterior),
             fit_seconds=self.fit_seconds,
             select_seconds=self.select_seconds,
+            judged=self._judged(test) if self.simulation.judged and not self.chosen else None,
             **measure(posterior.predictive(torch.as_tensor(x[test])), y[test], self.classes),
         )
+
+    def _judged(self, test: Index) -> dict[str, float]:
+        """Train models that did not choose on the labelled set."""
+        x, y = np.asarray(self.simulation.x), self.simulation.y
+        rows = list(self.state.labelled)
+        task = "regression" if self.classes is None else "classification"
+        return judge(task, x[rows], y[rows], x[test], y[test], self.state.seed)
 
     def _pseudo_labels(self, posterior: Any) -> tuple[Label, ...]:
         if not (self.chosen and self.state.method.impute):
@@ -384,7 +412,18 @@ class _Oracle:
 
 def choose(simulation: Simulation, state: State, posterior: Any, budget: int) -> tuple[int, ...]:
     """Choose the rows that a run's method would have labelled next."""
-    pool = simulation.pool_rows(state)
+    pool, strategy = simulation.pool_rows(state), state.method.strategy
+    if is_peer(strategy):
+        rows, labels = simulation.known(state)
+        question = Question(
+            np.asarray(simulation.x[pool]),
+            np.asarray(simulation.x[rows]),
+            np.unique(labels, return_inverse=True)[1] if labels.dtype.kind != "f" else labels,
+            posterior,
+            budget,
+            state.seed_of(1),
+        )
+        return tuple(pool[choose_by_peer(str(strategy), question)].tolist())
     batch = select(
         ArrayPool(simulation.x[pool]),
         budget=budget,

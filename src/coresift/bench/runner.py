@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from rich.console import Console
 
 import coresift
 from coresift.bench.config import Experiment
@@ -45,6 +46,7 @@ def run_experiment(
     workers: int = 1,
     together: bool = False,
     only_seed: int | None = None,
+    console: Console | None = None,
 ) -> None:
     """Run what is not yet in ``out``.
 
@@ -56,6 +58,7 @@ def run_experiment(
     together : train all methods side by side, not only the seeds of one: a GPU has room for that.
     only_seed : one of the seeds, if they are not trained side by side. Processes can then share an
         experiment, each with its own folder; files with the same name may be concatenated.
+    console : where progress is shown; the standard error by default.
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"device is {device!r}, but torch finds no such device here; try 'cpu'")
@@ -73,7 +76,7 @@ def run_experiment(
         for _, of_data in groupby(groups, lambda group: group.data):
             begun: Begun = {}
             for group in of_data:
-                group.run(begun)
+                group.run(begun, console)
 
 
 def _seeds(experiment: Experiment, only_seed: int | None, simulations: Iterable[Simulation]) -> Sequence[int]:
@@ -120,13 +123,13 @@ class _Group:
         """The runs that take each turn together."""
         return [[run] for run in self.runs] if self.simulation.one_by_one else [self.runs]
 
-    def run(self, begun: Begun) -> None:
+    def run(self, begun: Begun, console: Console | None = None) -> None:
         """Continue the runs from what is recorded, and record each turn; see `step`."""
         recorded = self._recorded()
         states = {run: self._state(*run, recorded[run]) for run in self.runs}
         self._cut(recorded, states)
         last = {run: recorded[run][-1] for run in self.runs if recorded[run]}
-        with display(self.data, self.runs, self.simulation) as show:
+        with display(self.data, self.runs, self.simulation, console) as show:
             show(last)
             for together in self.side_by_side:
                 while alive := [run for run in together if not states[run].done]:

@@ -36,6 +36,7 @@ _COLUMNS = {
     **dict.fromkeys(("fit_seconds", "select_seconds"), _NUMBER),
     "chosen": pa.list_(_INTEGER),
 }
+_JUDGED = {"judged": pa.map_(pa.string(), _NUMBER)}  # where other models were trained as well
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,8 @@ def pack(records: Sequence[Record], origins: Origins, path: Path) -> None:
         _check_kept(records, path)
     rows = [{**vars(record), **vars(turn)} for record in records for turn in record.rounds]
     described = json.dumps([[*name, asdict(origin)] for name, origin in origins.items()])
-    table = pa.Table.from_pylist(rows, pa.schema(_COLUMNS, {_ORIGINS: described}))
+    columns = _COLUMNS | (_JUDGED if any(row["judged"] for row in rows) else {})
+    table = pa.Table.from_pylist(rows, pa.schema(columns, {_ORIGINS: described}))
     with replacing(path) as file:  # the old one may be all there is of these rounds
         pq.write_table(table, file, compression="zstd")
 
@@ -295,4 +297,6 @@ def _described(seed: int, turn: Round) -> dict[str, Any]:
 def _round(described: dict[str, Any]) -> Round:
     for name in ("chosen", "guesses", "bought"):
         described[name] = tuple(described.get(name, ()))
+    if described.get("judged"):  # a packed file has pairs
+        described["judged"] = dict(described["judged"])
     return Round(**{"rmse": None, **described})

@@ -19,13 +19,16 @@ commands = typer.Typer(
 )
 
 Config = Annotated[Path, Argument(help="A TOML file, such as experiments/table1.toml.")]
+Named = Annotated[
+    str, Argument(help="A TOML file, such as experiments/table1.toml, or suite:quick, tables, large or text.")
+]
 Tables = Annotated[Path | None, Option(help="The folder of data files; CORESIFT_DATA or data by default.")]
 Device = Annotated[str, Option(help="Where to train: cpu or cuda.")]
 
 
 @commands.command()
 def run(
-    config: Config,
+    config: Named,
     out: Annotated[Path | None, Option(help="The folder for results; results/CONFIG by default.")] = None,
     data: Annotated[str, Option(help="Only these data sets, separated by commas.")] = "",
     methods: Annotated[str, Option(help="Only these methods, separated by commas.")] = "",
@@ -33,27 +36,37 @@ def run(
     seed: Annotated[int | None, Option(help="Only this seed, if models are trained one by one.")] = None,
     folder: Tables = None,
     device: Device = "cpu",
-    workers: Annotated[int, Option(help="Processes that evaluate and choose.")] = 1,
+    workers: Annotated[
+        int, Option(help="Processes that evaluate and choose, or for a suite run data sets.")
+    ] = 1,
     together: Annotated[bool, Option("--together", help="Train all methods together, on a GPU.")] = False,
 ) -> None:
-    """Run an experiment. Finished runs are not repeated; a run that was stopped continues."""
+    """Run an experiment or a suite. Finished runs are not repeated; a run that was stopped continues."""
     from coresift.bench.config import Experiment
     from coresift.bench.runner import resources_used, run_experiment
+    from coresift.bench.suites import Suite, is_suite, run_suite
 
-    experiment = Experiment.load(config).only(split_names(data), split_names(methods))
-    if seeds is not None:
-        experiment = replace(experiment, seeds=seeds)
-    where = out or Path("results") / config.stem
+    where = out or Path("results") / Path(config.removeprefix("suite:")).stem
+    chosen = split_names(data), split_names(methods)
     try:
-        run_experiment(
-            experiment,
-            where,
-            folder=folder,
-            device=device,
-            workers=workers,
-            together=together,
-            only_seed=seed,
-        )
+        if is_suite(config):
+            if together or seed is not None:
+                raise InputError("a suite is shared out by data sets: leave out --together and --seed")
+            suite = Suite.load(config).only(*chosen)
+            suite = suite if seeds is None else suite.with_seeds(seeds)
+            run_suite(suite, where, folder=folder, device=device, workers=workers)
+        else:
+            experiment = Experiment.load(Path(config)).only(*chosen)
+            experiment = experiment if seeds is None else replace(experiment, seeds=seeds)
+            run_experiment(
+                experiment,
+                where,
+                folder=folder,
+                device=device,
+                workers=workers,
+                together=together,
+                only_seed=seed,
+            )
     except KeyboardInterrupt:
         typer.echo("stopped; the same command continues after the last finished round", err=True)
         raise typer.Exit(130) from None
@@ -69,8 +82,12 @@ def report(
 ) -> None:
     """Write tables, learning curves and paired tests as a page, Markdown and figures."""
     from coresift.bench.report import write_report
+    from coresift.bench.suite_report import of_suite, write_suite_report
 
-    typer.echo(f"written to {write_report(folder, out, ceiling=ceiling)}")
+    if of_suite(folder):
+        typer.echo(f"written to {write_suite_report(folder, out)}")
+    else:
+        typer.echo(f"written to {write_report(folder, out, ceiling=ceiling)}")
 
 
 @commands.command()

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coresift.bench.data.readers import Numbers, Table, read_npz, read_own, read_spaced, read_year
+from coresift.bench.data.suite import SUITE, load_suite_table
 from coresift.errors import InputError, suggestion
 
 Reader: TypeAlias = Callable[[Path], Table]
@@ -74,8 +75,8 @@ def load_table(
 
     Parameters
     ----------
-    name_or_path : a name in `TABLES`, ``"generated-year"``, or the path of a ``.csv`` file with a header, a
-        ``.parquet`` file, or an ``.npz`` file of arrays ``x`` and ``y``.
+    name_or_path : a name in `TABLES` or `SUITE`, ``"generated-year"``, or the path of a ``.csv`` file with a
+        header, a ``.parquet`` file, or an ``.npz`` file of arrays ``x`` and ``y``.
     folder : where published tables lie, as ``<name>.npz`` or the official file; by default what the
         environment variable ``CORESIFT_DATA`` names, or else ``data``. ``"energy"`` comes with the package.
     target : the column of a file of the user that is to be predicted, by default the last.
@@ -88,13 +89,15 @@ def load_table(
     coresift.errors.InputError: there is no table or file 'yatch'; did you mean 'yacht'?
     """
     name = str(name_or_path)
-    published = [*TABLES, "generated-year"]
+    published = [*TABLES, *SUITE, "generated-year"]
     if name not in published:
         if not Path(name).is_file():
             raise InputError(f"there is no table or file {name!r}; {suggestion(name, published)}")
         return read_own(Path(name), target)
     if target is not None:
         raise InputError(f"{name!r} has a target of its own; target= names a column in a file of yours")
+    if name in SUITE:
+        return load_suite_table(name, data_folder(folder))
     return _load_published(name, data_folder(folder)) if name in TABLES else generated_year()
 
 
@@ -114,7 +117,7 @@ def checksum(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> str:
 def _load_published(name: str, folder: Path) -> Table:
     source = TABLES[name]
     files = folder / f"{name}.npz", folder / source.file, Path(__file__).with_name(source.file)
-    path = next(filter(Path.is_file, files), None)
+    path = next(filter(Path.is_file, files), None) or next(folder.glob(f"*/{name}.npz"), None)
     if path is None:
         raise InputError(
             f"the table {name!r} is not in the folder {folder}: there is no {name}.npz and no {source.file}. "

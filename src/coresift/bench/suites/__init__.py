@@ -1,0 +1,186 @@
+"""Suites of experiments: many data sets, several models, in one short file."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+
+from coresift.bench.config import Experiment, read_toml
+from coresift.bench.runner import run_experiment
+from coresift.checks import check_integer
+from coresift.errors import InputError, suggestion
+from coresift.progress import now_and_then
+
+PREFIX = "suite:"
+LOOK_SECONDS = 2.0  # recorded rounds are counted this often
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Experiments on many data sets: one for each task and model.
+
+    Attributes
+    ----------
+    name : of the folder for results.
+    parts : experiments by their names, such as ``regression-forest``.
+    """
+
+    name: str
+    parts: Mapping[str, Experiment]
+
+    @classmethod
+    def load(cls, named: str | Path) -> Suite:
+        """Read a suite that comes with the package, ``suite:quick``, or a TOML file of the same form.
+
+        >>> sorted(Suite.load("suite:quick").parts)
+        ['classification-forest', 'regression-forest']
+        """
+        path = _path(str(named))
+        described = read_toml(path)
+        shared = {name: value for name, value in described.items() if not isinstance(value, dict)}
+        parts = {}
+        for task, part in described.items():
+            if task in shared:
+                continue
+            part = dict(part)
+            models = part.pop("models", {"neural-linear": {}})
+            for name, model in models.items():
+                whole = {**shared, **part, "task": task, "model": model}
+                parts[f"{task}-{name}"] = Experiment.of(whole, path)
+        if not parts:
+            raise InputError(
+                f"{path} has no part: write data and methods below [regression] or [classification]"
+            )
+        return cls(path.stem, parts)
+
+    def only(self, data: Iterable[str] = (), methods: Iterable[str] = ()) -> Suite:
+        """Return the part of the suite with these data sets and methods; all where none are named."""
+        data, methods = list(data), list(methods)
+        _check(data, (name for part in self.parts.values() for name in part.data), "--data")
+        _check(methods, (name for part in self.parts.values() for name in part.methods), "--methods")
+        kept = {}
+        for name, part in self.parts.items():
+            tables = [each for each in part.data if not data or each in data]
+            names = [each for each in part.methods if not methods or each in methods]
+            if tables and names:
+                kept[name] = part.only(tables, names)
+        return Suite(self.name, kept)
+
+    def with_seeds(self, seeds: int) -> Suite:
+        """Return the suite with another number of seeds."""
+        return Suite(self.name, {name: replace(part, seeds=seeds) for name, part in self.parts.items()})
+
+
+def is_suite(named: str | Path) -> bool:
+    """Return whether a name or a file stands for a suite: its tasks are tables of the file."""
+    path = Path(str(named))
+    if str(named).startswith(PREFIX):
+        return True
+    return path.is_file() and bool({"regression", "classification"} & read_toml(path).keys())
+
+
+def run_suite(
+    suite: Suite, out: Path, *, folder: Path | None = None, device: str = "cpu", workers: int = 1
+) -> None:
+    """Run what is not yet in ``out``: data sets side by side in processes, each with one thread.
+
+    Parameters
+    ----------
+    folder : where the tables are.
+    device : where networks are trained.
+    workers : processes.
+    """
+    workers = check_integer(workers, 1, "workers")
+    tasks = [(name, part.only([data])) for name, part in suite.parts.items() for data in part.data]
+    totals = {}
+    for name, part in tasks:
+        (data,) = part.data  # all files are checked before the first long computation
+        simulation = part.simulation(data, folder, device, 1)
+        rounds = 1 + math.ceil(simulation.budget / simulation.batch)
+        totals[out / name / data] = part.seeds * rounds * len(part.methods)
+    context = multiprocessing.get_context("spawn")  # a fork of a process that has used torch can hang
+    with _progress(suite.name, totals) as show, ProcessPoolExecutor(workers, context) as pool:
+        running = {pool.submit(_run, part, out / name, folder, device) for name, part in tasks}
+        while running:
+            finished, running = wait(running, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED)
+            for future in finished:
+                future.result()  # raises what the process raised
+            show()
+
+
+def _run(part: Experiment, out: Path, folder: Path | None, device: str) -> None:
+    """Run one data set, in a process of its own."""
+    torch.set_num_threads(1)
+    run_experiment(part, out, folder=folder, device=device, console=Console(quiet=True))
+
+
+@contextmanager
+def _progress(name: str, totals: Mapping[Path, int]) -> Iterator[Callable[[], None]]:
+    """Show how many rounds are recorded in each folder, of its total, and the time left."""
+    console = Console(stderr=True)
+    columns = (
+        "{task.description}",
+        BarColumn(),
+        "{task.fields[latest]}",
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        before = sum(map(_rounds_in, totals))
+        task = progress.add_task(name, total=sum(totals.values()), completed=before, latest="")
+        started, total = time.monotonic(), sum(totals.values())
+
+        def line(counts: Mapping[Path, int]) -> str:
+            done, complete = sum(counts.values()), sum(counts[path] == totals[path] for path in totals)
+            passed = time.monotonic() - started
+            left = passed / max(done - before, 1) * (total - done)
+            return (
+                f"{name}: {complete} of {len(totals)} data sets, {done / total:.0%} of the rounds, "
+                f"about {math.ceil(left / 60)} minutes left"
+            )
+
+        say = now_and_then(lambda text: console.print(text, soft_wrap=True))
+
+        def show() -> None:
+            counts = {path: _rounds_in(path) for path in totals}
+            complete = sum(counts[path] == totals[path] for path in totals)
+            latest = f"{complete} of {len(totals)} data sets"
+            progress.update(task, completed=sum(counts.values()), latest=latest)
+            if not console.is_terminal:
+                say(line(counts))
+
+        yield show
+
+
+def _rounds_in(folder: Path) -> int:
+    """Count the rounds in the logs of a data set, which are lines after the first."""
+    return sum(max(path.read_bytes().count(b"\n") - 1, 0) for path in folder.glob("*.jsonl"))
+
+
+def _path(named: str) -> Path:
+    if not named.startswith(PREFIX):
+        return Path(named)
+    folder = Path(str(resources.files(__package__)))
+    known = sorted(path.stem for path in folder.glob("*.toml"))
+    name = named.removeprefix(PREFIX)
+    if name not in known:
+        raise InputError(f"there is no suite {name!r}; {suggestion(name, known)}")
+    return folder / f"{name}.toml"
+
+
+def _check(words: Iterable[str], known: Iterable[str], where: str) -> None:
+    names = sorted(set(known))
+    for word in words:
+        if word not in names:
+            raise InputError(f"{where}: {word!r} is not known; {suggestion(word, names)}")
