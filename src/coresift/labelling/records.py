@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 Task = Literal["regression", "classification"]
 State = Literal["unlabelled", "pending", "labelled", "skipped", "excluded"]
+Prediction = tuple[str, float | None]  # a label, and the probability of a class
 
 # Beyond it squares overflow; such a number means "none" or is a mistake.
 LARGEST = 1e100
@@ -33,23 +34,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Labelled:
-    """The current label of an item.
+    """The current label of an item, and who gave it and when, as far as is known."""
 
-    Attributes
-    ----------
-    position : the item's row in the pool.
-    label : the number or the class, as text.
-    who, at : who gave it and when, as far as is known.
-    round : the latest round that asked for it; 0 if none did.
-    first : whether it was there when the project began.
-    """
-
-    position: int
-    label: str
+    position: int  # the item's row in the pool
+    label: str  # the number or the class, as text
     who: str | None
     at: str
-    round: int
-    first: bool
+    round: int  # the latest round that asked for it; 0 if none did
+    first: bool  # whether it was there when the project began
 
 
 @dataclass(frozen=True)
@@ -103,10 +95,7 @@ class Round:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A point of a learning curve: the error of a model trained on so many labels, with a rough interval.
-
-    The error is the root mean squared error (RMSE) or the error rate.
-    """
+    """The RMSE or the error rate of a model trained on so many labels, with a rough interval."""
 
     labels: int
     error: float
@@ -116,63 +105,42 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class PlacedItem:
-    """An item of the pool, with its coordinates on the map.
-
-    Attributes
-    ----------
-    description : column -> text; under ``image`` the path of a file.
-    rank, weight : those of an item of the batch.
-    stands_for : ids of the pool items nearest to it, which it represents.
-    share : the fraction of the pool that it represents.
-    predicted : the label that the model predicted when the item was chosen, and the probability of a class.
-    """
+    """An item of the pool, with its coordinates on the map; the fields from ``rank`` on are of a batch."""
 
     id: str
     x: float
     y: float
     state: State
-    description: Mapping[str, str] = field(default_factory=dict)
+    description: Mapping[str, str] = field(default_factory=dict)  # by column; "image" is the path of a file
     rank: int | None = None
     weight: float | None = None
-    stands_for: tuple[str, ...] = ()
-    share: float | None = None
-    predicted: tuple[str, float | None] | None = None
+    stands_for: tuple[str, ...] = ()  # ids of the pool items nearest to it, which it represents
+    share: float | None = None  # the fraction of the pool that it represents
+    predicted: Prediction | None = None  # when the item was chosen
 
 
 @dataclass(frozen=True)
 class ProjectReport:
-    """The content of the report page, as plain values.
-
-    Attributes
-    ----------
-    answered : number of a round -> how many items of its batch have an answer.
-    curve : the cross-validated error of each round, called `error_name`.
-    fitted : the learning curve with its interval; it may reach beyond the last round.
-    random : the curve of random labels.
-    worth : sentences that forecast what the batch brings.
-    classes, values : the labels so far: of a classification label -> count, of a regression the numbers.
-    map, map_about : a sample of the pool and the whole batch, and how their coordinates were found.
-    settings : name -> value, shown at the end.
-    withdrawn : number of a round -> how many items of its batch were reopened or excluded without an answer.
-    """
+    """The content of the report page, as plain values."""
 
     name: str
     task: Task
     target: str
     counts: Mapping[State, int]
     rounds: Sequence[Round] = ()
+    # By the number of a round, how many items of its batch have an answer, or were withdrawn without one.
     answered: Mapping[int, int] = field(default_factory=dict)
-    curve: Sequence[CurvePoint] = ()
-    fitted: Sequence[CurvePoint] = ()
-    random: Sequence[CurvePoint] = ()
-    error_name: str = "error"
-    worth: Sequence[str] = ()
-    classes: Mapping[str, int] = field(default_factory=dict)
-    values: Sequence[float] = ()
-    map: Sequence[PlacedItem] = ()
-    map_about: str = ""
-    settings: Mapping[str, str] = field(default_factory=dict)
     withdrawn: Mapping[int, int] = field(default_factory=dict)
+    curve: Sequence[CurvePoint] = ()  # the cross-validated error of each round, called `error_name`
+    fitted: Sequence[CurvePoint] = ()  # the learning curve, which may reach beyond the last round
+    random: Sequence[CurvePoint] = ()  # the curve of random labels
+    error_name: str = "error"
+    worth: Sequence[str] = ()  # sentences that forecast what the batch brings
+    classes: Mapping[str, int] = field(default_factory=dict)  # the labels of a classification, counted
+    values: Sequence[float] = ()  # the labels of a regression
+    map: Sequence[PlacedItem] = ()  # a sample of the pool and the whole batch
+    map_about: str = ""  # how their coordinates were found
+    settings: Mapping[str, str] = field(default_factory=dict)  # shown at the end
 
     @property
     def standing(self) -> list[Round]:
