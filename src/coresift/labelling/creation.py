@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from filelock import FileLock
 
@@ -83,23 +84,13 @@ class Beginning:
         return replace(self, classes=classes, task=self.task or "classification")
 
 
-@dataclass(frozen=True)
-class FirstLabels:
-    """The labels that exist when a project begins.
-
-    Attributes
-    ----------
-    known : the labels of the pool, by position.
-    answers : those of a file.
-    ignored : number of cells whose word stands for no label.
-    source : name and fingerprint of the file, if there is one.
-    """
+class _FirstLabels(NamedTuple):
+    """The labels that exist when a project begins."""
 
     task: Task
-    known: Mapping[int, str]
-    answers: Sequence[Answer]
-    ignored: int
-    source: tuple[str, str] | None
+    known: Mapping[int, str]  # the labels of the pool, by position
+    ignored: int  # number of cells whose word stands for no label
+    file: tuple[Sequence[Answer], str, str] | tuple[()]  # answers of a file, its name and fingerprint
 
 
 def create_project(folder: Path, beginning: Beginning) -> None:
@@ -137,8 +128,7 @@ def create_project(folder: Path, beginning: Beginning) -> None:
                 "ignored": labels.ignored,
                 "features": describe_features(new / FEATURES),
             }
-            source = (labels.answers, *labels.source) if labels.source else ()
-            Ledger.create(new / LEDGER, pool.ids(), facts, labels.known, *source).close()
+            Ledger.create(new / LEDGER, pool.ids(), facts, labels.known, *labels.file).close()
             for name in (FEATURES, LEDGER):  # with the ledger, the folder is a project
                 os.replace(new / name, folder / name)
 
@@ -154,31 +144,26 @@ def _open(beginning: Beginning) -> ItemPool:
     return pool
 
 
-def _first_labels(beginning: Beginning, pool: ItemPool) -> FirstLabels:
+def _first_labels(beginning: Beginning, pool: ItemPool) -> _FirstLabels:
     """Read the labels of the pool and of a file, and find out the task if nobody said it."""
-    classes, target = beginning.classes, str(beginning.reading.target)
+    classes, path = beginning.classes, beginning.labels
     cells = {position: text for position, text in enumerate(pool.targets() or ()) if text is not None}
     known = {position: plain_class(text) for position, text in cells.items() if is_label(text, classes)}
-    content = None if beginning.labels is None else read_content(beginning.labels)
+    content = b"" if path is None else read_content(path)
     assumed = beginning.task or "classification"  # the labels may tell the task
     answers, ignored = _read(beginning, pool, content, assumed)
     labels = [*known.values(), *(answer.label for answer in answers if answer.label)]
-    task = beginning.task or _guess_task(labels, target, pool.targets() is not None)
+    task = beginning.task or _guess_task(labels, str(beginning.reading.target), pool.targets() is not None)
     if task != assumed:
         answers, _ = _read(beginning, pool, content, task)
-    for position, label in known.items():
-        known[position] = _checked(label, task, classes, row_name(beginning.reading.path, position), target)
-    source = None
-    if beginning.labels is not None and content is not None:
-        source = beginning.labels.name, fingerprint_of(content)
-    return FirstLabels(task, known, answers, ignored + len(cells) - len(known), source)
+    known = {position: _checked(label, position, task, beginning) for position, label in known.items()}
+    file = () if path is None else (answers, path.name, fingerprint_of(content))
+    return _FirstLabels(task, known, ignored + len(cells) - len(known), file)
 
 
-def _read(
-    beginning: Beginning, pool: ItemPool, content: bytes | None, task: Task
-) -> tuple[list[Answer], int]:
+def _read(beginning: Beginning, pool: ItemPool, content: bytes, task: Task) -> tuple[list[Answer], int]:
     """Read the file of labels, if there is one."""
-    if beginning.labels is None or content is None:
+    if beginning.labels is None:
         return [], 0
     ids = set(pool.ids())
     return read_answers(
@@ -192,12 +177,13 @@ def _read(
     )
 
 
-def _checked(label: str, task: Task, classes: Sequence[str] | None, row: str, target: str) -> str:
+def _checked(label: str, position: int, task: Task, beginning: Beginning) -> str:
     """A label of the pool, if the project can have it; numbers in their shortest form."""
+    where = f"{row_name(beginning.reading.path, position)} of the pool"
     if task == "regression":
-        return plain_number(f"{row} of the pool, column {target!r}", label)
-    if classes is not None and label not in classes:
-        raise InputError(f"{row} of the pool: {label!r} is none of {', '.join(classes)}")
+        return plain_number(f"{where}, column {beginning.reading.target!r}", label)
+    if beginning.classes is not None and label not in beginning.classes:
+        raise InputError(f"{where}: {label!r} is none of {', '.join(beginning.classes)}")
     return label
 
 
@@ -210,15 +196,20 @@ def _guess_task(labels: Sequence[str], target: str, is_column: bool) -> Task:
     try:
         numbers = {float(label) for label in labels}
     except ValueError:
-        if not all(map(is_separated_number, labels)):
-            return "classification"
-        odd = next(label for label in labels if not is_number(label))
-        raise InputError(
-            f"{target!r} has labels such as {odd!r}: {PLAIN_NUMBERS}; if they are classes, say --task "
-            "classification"
-        ) from None
-    if len(numbers) > 20 or not all(number.is_integer() for number in numbers):
+        _refuse_separated_numbers(labels, target)
+        return "classification"
+    if len(numbers) > 20 or not all(map(float.is_integer, numbers)):
         return "regression"
     if 2 * len(numbers) > len(labels):
         raise InputError(f"{len(numbers)} different integers may be classes or not; {which}")
     return "classification"
+
+
+def _refuse_separated_numbers(labels: Sequence[str], target: str) -> None:
+    """Raise if all labels are numbers, and some have a decimal comma or separators between thousands."""
+    if all(map(is_separated_number, labels)):
+        odd = next(label for label in labels if not is_number(label))
+        raise InputError(
+            f"{target!r} has labels such as {odd!r}: {PLAIN_NUMBERS}; if they are classes, say --task "
+            "classification"
+        )
