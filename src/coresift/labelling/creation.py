@@ -43,28 +43,16 @@ from coresift.labelling.storage import (
 
 @dataclass(frozen=True)
 class Beginning:
-    """The options of a new project.
-
-    Attributes
-    ----------
-    reading : how the pool is read.
-    task : by default what the labels look like.
-    classes : the labels that are allowed; ``None`` for any.
-    labels : a file of further labels.
-    hand_picked : whether the labels were picked by hand, not drawn at random.
-    embedding : computes features of texts or images, see `write_features`.
-    seed : the seed of everything random.
-    skip_broken : ignore images that cannot be read.
-    """
+    """The options of a new project."""
 
     reading: Reading
-    task: Task | None = None
-    classes: Sequence[str] | None = None
-    labels: Path | None = None
-    hand_picked: bool = False
-    embedding: str | None = None
-    seed: int = 0
-    skip_broken: bool = False
+    task: Task | None = None  # by default what the labels look like
+    classes: Sequence[str] | None = None  # the labels that are allowed; None for any
+    labels: Path | None = None  # a file of further labels
+    hand_picked: bool = False  # whether the labels were picked by hand, not drawn at random
+    embedding: str | None = None  # computes features of texts or images, see `write_features`
+    seed: int = 0  # of everything random
+    skip_broken: bool = False  # ignore images that cannot be read
 
     def checked(self) -> Beginning:
         """Raise for options that no project can have; return them with classes in their plain form."""

@@ -153,7 +153,8 @@ class _Items:
             mean, std = (np.where(wanted, values, np.nan) for values in (mean, std_factor * std))
             return {"predicted": _numbers(mean), "std": _numbers(std)}, {}
         probs = np.where(wanted[:, None], model.predict_proba(rows), np.nan)  # (n, C)
-        best = np.where(wanted, model.classes_[probs.argmax(1)], None).tolist()
+        names = model.classes_[probs.argmax(1)].tolist()
+        best = [name if want else None for name, want in zip(names, wanted, strict=True)]
         return {"predicted": _texts(best), "probability": _numbers(probs.max(1))}, {
             f"probability_{name}": _numbers(column)
             for name, column in zip(model.classes_, probs.T, strict=True)

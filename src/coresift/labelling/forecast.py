@@ -35,24 +35,17 @@ from coresift.types import Floats, Index, InputError
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is known about a batch before it is labelled.
+    """What is known about a batch before it is labelled; ``sentences`` say it to people."""
 
-    Attributes
-    ----------
-    information : shares of the pool's information that the batch and random batches carry, see `information`.
-    curve : cross-validated error after each round so far; ``labels`` counts the training labels, without the
-        fold that was tested.
-    fitted : the curve error = a + b n^-c through these, at the same counts, now, and after the batch.
-    random : the same for labels drawn at random; empty if these were too few.
-    gain : the fraction of the error that twice as many labels would remove, the median and the 90% quantile
-        over fitted curves.
-    sentences : the same for people.
-    """
-
+    # Shares of the pool's information that the batch and random batches carry, see `information`.
     information: tuple[float, float] | None
+    # Cross-validated error after each round so far, by the number of labels without the tested fold.
     curve: tuple[CurvePoint, ...] = ()
+    # The curve error = a + b n^-c through these, at the same counts, now, and after the batch.
     fitted: tuple[CurvePoint, ...] = ()
+    # The same for labels drawn at random; empty if these were too few.
     random: tuple[CurvePoint, ...] = ()
+    # Fraction of the error that twice as many labels would remove: median and 90% quantile of fitted curves.
     gain: tuple[float, float] | None = None
     sentences: tuple[str, ...] = ()
 
@@ -67,27 +60,18 @@ class _Labels:
     is_random: npt.NDArray[np.bool_]
     total: int
 
-    @classmethod
-    def sorted(
-        cls,
-        x: npt.NDArray[Any],
-        y: npt.NDArray[Any],
-        rounds: npt.NDArray[Any],
-        is_random: npt.NDArray[Any],
-        seed: int,
-        most: int = limits.CURVE_LABELS,
-    ) -> _Labels:
-        """Sort the labels by rounds, and sample up to ``most``."""
-        counts = [len(x), len(y), len(rounds), len(is_random)]
+    def sorted(self, seed: int) -> _Labels:
+        """Sort the labels by rounds, and sample some of many."""
+        counts = len(self.x), len(self.y), len(self.rounds), len(self.is_random)
         if len(set(counts)) > 1:
-            raise InputError(
-                f"there are {counts[0]} rows, {counts[1]} labels, {counts[2]} rounds and {counts[3]} marks "
-                "of random ones, expected as many of each"
-            )
-        order = np.argsort(rounds, kind="stable")  # answers may come late
-        if len(y) > most:  # a sample is enough, and takes seconds
-            order = order[np.sort(np.random.default_rng(seed).choice(len(y), most, replace=False))]
-        return cls(x[order], y[order], rounds[order], is_random[order], len(y))
+            seen = "{} rows, {} labels, {} rounds and {} marks of random ones".format(*counts)
+            raise InputError(f"there are {seen}, expected as many of each")
+        order = np.argsort(self.rounds, kind="stable")  # answers may come late
+        if self.total > limits.CURVE_LABELS:  # a sample is enough, and takes seconds
+            sample = np.random.default_rng(seed).choice(self.total, limits.CURVE_LABELS, replace=False)
+            order = order[np.sort(sample)]
+        x, y, rounds, is_random = self.x[order], self.y[order], self.rounds[order], self.is_random[order]
+        return _Labels(x, y, rounds, is_random, self.total)
 
     @property
     def is_fair(self) -> bool:
@@ -112,21 +96,13 @@ class _Labels:
 
 @dataclass(frozen=True, eq=False)
 class _Extrapolation:
-    """The learning curve so far, and its continuation.
-
-    Attributes
-    ----------
-    measured : the cross-validated points.
-    targets : (t,) counts at which curves are evaluated; the last is twice the current count.
-    draws : (R, t) errors there.
-    is_steady : whether other folds and seeds would hardly change the forecast.
-    """
+    """The learning curve so far, and its continuation."""
 
     tester: CrossValidator
-    measured: tuple[CurvePoint, ...]
-    targets: tuple[int, ...]
-    draws: Floats
-    is_steady: bool
+    measured: tuple[CurvePoint, ...]  # the cross-validated points
+    targets: tuple[int, ...]  # (t,) counts at which curves are evaluated; the last is twice the current count
+    draws: Floats  # (R, t) errors there
+    is_steady: bool  # whether other folds and seeds would hardly change the forecast
 
     @property
     def fitted(self) -> tuple[CurvePoint, ...]:
@@ -142,26 +118,20 @@ class _Extrapolation:
 
 
 def information(
-    posterior: Posterior, pool_rows: Any, batch_rows: Any, seed: int = 0
+    posterior: Posterior, pool_rows: npt.NDArray[Any], batch_rows: npt.NDArray[Any], seed: int = 0
 ) -> tuple[float, float] | None:
     """Compute the shares of the pool's information that a batch and random batches of its size carry.
 
     The second is the mean over five random batches. A share is 1 - ||L - L(w)||^2 / ||L||^2 with the best
     weights w >= 0 on the batch, where L is the sum of the likelihood vectors of a random sample of the pool.
     ``None`` if the posterior has fewer samples than twice the batch size, as small ensembles do: in so few
-    dimensions any batch seems to represent the whole pool.
-
-    Parameters
-    ----------
-    pool_rows, batch_rows : (N, d) and (b, d).
+    dimensions any batch seems to represent the whole pool. ``pool_rows`` (N, d) are such a sample, and
+    ``batch_rows`` are (b, d).
     """
     rng = np.random.default_rng(seed)
-    if len(pool_rows) > limits.POOL_SAMPLE:
-        chosen = rng.choice(len(pool_rows), limits.POOL_SAMPLE, replace=False)
-        pool_rows = np.asarray(pool_rows)[np.sort(chosen)]
-    pool_rows, size, num = np.asarray(pool_rows), len(batch_rows), len(pool_rows)
+    size, num = len(batch_rows), len(pool_rows)
     drawn = [rng.choice(num, min(size, num), replace=False) for _ in range(limits.RANDOM_BATCHES)]
-    batches = np.concatenate([np.asarray(batch_rows), *(pool_rows[index] for index in drawn)])
+    batches = np.concatenate([batch_rows, *(pool_rows[index] for index in drawn)])
     head, pool, rows = split_last_layer(posterior, as_pool(pool_rows), torch.as_tensor(batches))
     generator = torch.Generator().manual_seed(seed)
     space = sampled_likelihood_space(
@@ -204,12 +174,17 @@ def forecast(
     random_rows : (n,) bool, which were drawn at random from the pool.
     batch_size : labels that the batch will add.
     information : the result of `information`, for a sentence.
-    earlier : (labels, median, 90% quantile) of the ``gain`` of earlier rounds, by round; stopping is advised
-        only if several agree.
+    earlier : (labels, *gain) of earlier rounds; stopping is advised only if several agree.
     flat : gains below which a curve is flat.
     """
-    labels = _Labels.sorted(x, y, rounds, random_rows, seed)
-    sentences = [] if information is None else [_carried(*information)]
+    labels = _Labels(x, y, rounds, random_rows, len(y)).sorted(seed)
+    sentences = []
+    if information is not None:
+        of_batch, of_random = information
+        sentences.append(
+            f"Weighted, the batch carries {of_batch:.0%} of the pool's information, as the model sees it; a "
+            f"random batch of the same size carries {of_random:.0%} on average."
+        )
     if problem := labels.problem():
         return Forecast(information, sentences=(*sentences, problem))
     generator = np.random.default_rng(seed)
@@ -276,8 +251,7 @@ def _compare(
     Models trained on labels drawn at random from the pool are compared, on the same test rows, with models
     trained on as many labels drawn from all. This shows what a chosen label is worth next to a random one, at
     as many labels as there are random ones, not for larger sets; and a thinned batch is less well spread than
-    a whole one. All labels in their order cannot be compared with the random ones among them, because most of
-    them were chosen.
+    a whole one.
     """
     if not labels.is_fair:
         num = int(labels.is_random.sum())
@@ -365,10 +339,3 @@ class _Words:
         if self.is_steady:
             return f"{error} (rough interval {low} to {high})"
         return f"roughly between {low} and {high}"
-
-
-def _carried(of_batch: float, of_random: float) -> str:
-    return (
-        f"Weighted, the batch carries {of_batch:.0%} of the pool's information, as the model sees it; a "
-        f"random batch of the same size carries {of_random:.0%} on average."
-    )

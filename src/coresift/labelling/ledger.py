@@ -10,7 +10,7 @@ import json
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,11 +32,9 @@ _LATEST = "SELECT MAX(event) FROM events GROUP BY position"
 _CHOSEN = "SELECT round, position, id, rank, own_weight, weight FROM events JOIN items USING (position)"
 _INSERT_FACT = "INSERT INTO facts (at, key, value) VALUES (?, ?, ?)"
 _INSERT_IMPORT = "INSERT INTO imports (at, source, fingerprint) VALUES (?, ?, ?)"
-_INSERT_ROUND = """
-INSERT INTO rounds VALUES (
-    :number, :at, :strategy, :seed, :model, :data, :asked, :labels, :seconds, :notes, :residuals
-)
-"""
+# The columns of a round are its fields, except for the batch.
+_ROUND = [field.name for field in fields(Round) if field.name != "batch"]
+_INSERT_ROUND = f"INSERT INTO rounds ({', '.join(_ROUND)}) VALUES (:{', :'.join(_ROUND)})"
 _INSERT_CHOSEN = """
 INSERT INTO events (at, position, kind, round, rank, weight, own_weight) VALUES (?, ?, 'chosen', ?, ?, ?, ?)
 """
@@ -177,28 +175,24 @@ class Ledger(Database):
 
     def labels(self) -> list[Labelled]:
         """Return the current labels, in the order in which they came."""
-        rows = self.rows(
-            f"""
+        query = f"""
             SELECT position, label, who, COALESCE(said_at, at),
                 COALESCE((SELECT MAX(round) FROM events AS asked WHERE asked.position = events.position), 0),
                 import <= 2
             FROM events WHERE event IN ({_LATEST}) AND kind = 'labelled' ORDER BY event
             """
-        )
         return [
             Labelled(position, label, who, at, asked, bool(first))
-            for position, label, who, at, asked, first in rows
+            for position, label, who, at, asked, first in self.rows(query)
         ]
 
     def answers(self) -> dict[int, Answer]:
         """Return the current labels and skips by position, with when they were given or else came in."""
-        rows = self.rows(
-            f"""
+        query = f"""
             SELECT position, id, label, who, COALESCE(said_at, at) FROM events JOIN items USING (position)
             WHERE event IN ({_LATEST}) AND kind IN {ANSWERS} ORDER BY position
             """
-        )
-        return {position: Answer(*given) for position, *given in rows}
+        return {position: Answer(*given) for position, *given in self.rows(query)}
 
     def first_corrections(self) -> list[Correction]:
         """Return the labels of the pool that the file of labels replaced when the project began."""
@@ -222,11 +216,6 @@ class Ledger(Database):
         query = f"{_CHOSEN} WHERE event IN ({_LATEST}) AND kind = 'chosen' ORDER BY round, rank"
         return [(number, Chosen(*item)) for number, *item in self.rows(query)]
 
-    def history(self, position: int) -> list[tuple[str, str, str | None, str | None]]:
-        """Return the events of an item: when, what, its label and who gave that."""
-        query = "SELECT COALESCE(said_at, at), kind, label, who FROM events WHERE position = ? ORDER BY event"
-        return self.rows(query, (position,))
-
     def reopen(self, positions: Iterable[int]) -> None:
         """Let items be chosen again."""
         with self.adding() as connection:
@@ -243,24 +232,14 @@ class Ledger(Database):
         batches: dict[int, list[Chosen]] = defaultdict(list)
         for number, *item in self.rows(f"{_CHOSEN} WHERE kind = 'chosen' ORDER BY round, rank"):
             batches[number].append(Chosen(*item))
-        rows = self.rows(
-            """
-            SELECT number, at, strategy, seed, model, data, asked, labels, seconds, notes, residuals
-            FROM rounds ORDER BY number
-            """
-        )
-        return [
-            Round(
-                *how,
-                asked=json.loads(asked),
-                labels=labels,
-                seconds=seconds,
-                notes=json.loads(notes),
-                batch=tuple(batches[how[0]]),
-                residuals=None if residuals is None else tuple(json.loads(residuals)),
-            )
-            for *how, asked, labels, seconds, notes, residuals in rows
-        ]
+        rounds = []
+        for row in self.rows(f"SELECT {', '.join(_ROUND)} FROM rounds ORDER BY number"):
+            made = dict(zip(_ROUND, row, strict=True))
+            made |= {name: json.loads(made[name]) for name in ("asked", "notes")}
+            if made["residuals"] is not None:
+                made["residuals"] = tuple(json.loads(made["residuals"]))
+            rounds.append(Round(**made, batch=tuple(batches[made["number"]])))
+        return rounds
 
     def nothing_since(self, number: int) -> bool:
         """Whether the choice of a round's batch is the last event."""
@@ -276,15 +255,14 @@ class Ledger(Database):
 
     def withdrawn(self) -> dict[int, set[int]]:
         """Return the positions of each round's items that were opened or excluded before an answer came."""
-        withdrawn: dict[int, set[int]] = defaultdict(set)
-        for number, position in self.rows(
-            """
+        query = """
             SELECT round, position FROM events AS asked WHERE kind = 'chosen' AND (
                 SELECT kind FROM events AS later
                 WHERE later.position = asked.position AND later.event > asked.event ORDER BY event LIMIT 1
             ) IN ('opened', 'excluded')
             """
-        ):
+        withdrawn: dict[int, set[int]] = defaultdict(set)
+        for number, position in self.rows(query):
             withdrawn[number].add(position)
         return dict(withdrawn)
 

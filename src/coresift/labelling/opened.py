@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -48,27 +48,24 @@ class LostPoolError(InputError):
 
 
 class OpenProject:
-    """A project's ledger, pool and features, and the model of its labels.
-
-    Parameters
-    ----------
-    folder : the project's folder.
-    """
+    """A project's ledger, pool and features, and the model of its labels."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.ledger = Ledger(self.folder / LEDGER)
         self._lock = FileLock(self.folder / LOCK)
-        try:
-            self.settings = Settings.from_json(self.ledger.recall("settings"))
-        except InputError:
-            self.close()
-            raise
-        except (KeyError, TypeError) as error:
-            self.close()
-            raise damaged(self.ledger.path, f"its settings are not whole: {error}") from None
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self.settings = self._read_settings()
+            undo.pop_all()
         self.task, self.target = self.settings.task, self.settings.target
         self.kind, self.classes = self.settings.kind, self.settings.classes
+
+    def _read_settings(self) -> Settings:
+        try:
+            return Settings.from_json(self.recall("settings"))
+        except (KeyError, TypeError) as error:
+            raise damaged(self.ledger.path, f"its settings are not whole: {error}") from None
 
     def close(self) -> None:
         """Close the ledger."""
@@ -203,18 +200,11 @@ class OpenProject:
 
     def drawn_at_random(self, labelled: Sequence[Labelled]) -> list[bool]:
         """Tell for each label whether its item was drawn at random from the pool."""
-        rounds, hand_picked = self.ledger.rounds(), self.settings.hand_picked
-        wished = {
-            made.number: self.positions(made.asked["must_include"])
-            for made in rounds
-            if made.strategy == "random"
-        }
-        return [
-            one.position not in wished[one.round]
-            if one.round in wished
-            else one.first and one.round == 0 and not hand_picked
-            for one in labelled
-        ]
+        rounds = [made for made in self.ledger.rounds() if made.strategy == "random"]
+        others = {made.number: set(self.positions(made.asked["must_include"])) for made in rounds}
+        if not self.settings.hand_picked:  # the first labels; later ones that no round asked for are not
+            others[0] = {one.position for one in labelled if not one.first}
+        return [one.round in others and one.position not in others[one.round] for one in labelled]
 
     def fit(self) -> Any | None:
         """Fit the model to all labels; ``None`` if these are too few to learn from."""

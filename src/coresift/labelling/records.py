@@ -65,32 +65,20 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Round:
-    """A batch that was chosen, and how.
+    """A batch that was chosen, and how."""
 
-    Attributes
-    ----------
-    number : the round, from 1.
-    at : when it was chosen, in ISO 8601.
-    data : fingerprint of the pool and of the labels that the model was fitted to.
-    asked : the fields of the `Request`.
-    labels : how many labels there were.
-    notes : further facts, such as the forecast.
-    batch : the items, by rank.
-    residuals : what was left to explain after each step of the selector, see `Batch.residuals`.
-    """
-
-    number: int
-    at: str
+    number: int  # from 1
+    at: str  # when it was chosen, in ISO 8601
     strategy: str
     seed: int
     model: str
-    data: str
-    asked: Mapping[str, Any]
-    labels: int
+    data: str  # fingerprint of the pool and of the labels that the model was fitted to
+    asked: Mapping[str, Any]  # the fields of the `Request`
+    labels: int  # how many there were
     seconds: float
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    batch: tuple[Chosen, ...] = ()
-    residuals: tuple[float, ...] | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)  # further facts, such as the forecast
+    batch: tuple[Chosen, ...] = ()  # by rank
+    residuals: tuple[float, ...] | None = None  # of the selector's steps, see `Batch.residuals`
 
 
 @dataclass(frozen=True)
