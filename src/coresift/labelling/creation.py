@@ -12,6 +12,7 @@ from filelock import FileLock
 
 import coresift
 from coresift.errors import InputError, cannot_write
+from coresift.labelling import storage
 from coresift.labelling.database import NAME as LEDGER
 from coresift.labelling.encoders import broken_images, write_features
 from coresift.labelling.labellers.files import RESERVED, answer_parts, read_answers, read_content
@@ -28,17 +29,6 @@ from coresift.labelling.pools import ItemPool, Reading, open_pool
 from coresift.labelling.pools.base import row_name
 from coresift.labelling.records import Answer, Task
 from coresift.labelling.settings import Settings
-from coresift.labelling.storage import (
-    FEATURES,
-    LOCK,
-    check_nothing_is_lost,
-    describe_features,
-    fingerprint_of,
-    locked,
-    readable,
-    stamp_of,
-    unfinished,
-)
 
 
 @dataclass(frozen=True)
@@ -84,20 +74,22 @@ class _FirstLabels(NamedTuple):
 def create_project(folder: Path, beginning: Beginning) -> None:
     """Make the files of a project; the folder is a project once all of them are there."""
     pool_path = Path(beginning.reading.path)
-    check_nothing_is_lost(folder, pool_path)
+    storage.check_nothing_is_lost(folder, pool_path)
     beginning = beginning.checked()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(f"the folder {folder}", error) from None
-    with locked(FileLock(folder / LOCK)):
-        check_nothing_is_lost(folder, pool_path)  # once more: another init may have ended since
+    with storage.locked(FileLock(folder / storage.LOCK)):
+        storage.check_nothing_is_lost(folder, pool_path)  # once more: another init may have ended since
         pool = _open(beginning)
         labels = _first_labels(beginning, pool)
-        with readable(pool_path):  # before its features are computed: it may change meanwhile
-            fingerprint, stamp = pool.fingerprint(), stamp_of(Path(pool.reading.path))
-        with unfinished(folder) as new:
-            made = write_features(pool, new / FEATURES, embedding=beginning.embedding, seed=beginning.seed)
+        with storage.readable(pool_path):  # before its features are computed: it may change meanwhile
+            fingerprint, stamp = pool.fingerprint(), storage.stamp_of(Path(pool.reading.path))
+        with storage.unfinished(folder) as new:
+            made = write_features(
+                pool, new / storage.FEATURES, embedding=beginning.embedding, seed=beginning.seed
+            )
             settings = Settings(
                 reading=pool.reading,
                 kind=pool.kind,
@@ -114,15 +106,15 @@ def create_project(folder: Path, beginning: Beginning) -> None:
                 "settings": asdict(settings),
                 "coresift": coresift.__version__,
                 "ignored": labels.ignored,
-                "features": describe_features(new / FEATURES),
+                "features": storage.describe_features(new / storage.FEATURES),
             }
             Ledger.create(new / LEDGER, pool.ids(), facts, labels.known, *labels.file).close()
-            for name in (FEATURES, LEDGER):  # with the ledger, the folder is a project
+            for name in (storage.FEATURES, LEDGER):  # with the ledger, the folder is a project
                 os.replace(new / name, folder / name)
 
 
 def _open(beginning: Beginning) -> ItemPool:
-    with readable(beginning.reading.path):
+    with storage.readable(beginning.reading.path):
         pool = open_pool(beginning.reading)
         if beginning.skip_broken:
             if pool.kind != "images":
@@ -145,7 +137,7 @@ def _first_labels(beginning: Beginning, pool: ItemPool) -> _FirstLabels:
     if task != assumed:
         answers, _ = _read(beginning, pool, content, task)
     known = {position: _checked(label, position, task, beginning) for position, label in known.items()}
-    file = () if path is None else (answers, path.name, fingerprint_of(content))
+    file = () if path is None else (answers, path.name, storage.fingerprint_of(content))
     return _FirstLabels(task, known, ignored + len(cells) - len(known), file)
 
 

@@ -140,34 +140,31 @@ def learning_curves(
     errors = errors * np.exp(_DRIFT * np.log2(1 / counts) * generator.normal(size=errors.shape))
     spread = np.maximum(errors.std(0), 1e-3 * errors.mean() + 1e-12)
     centres = generator.normal(np.log(_USUAL_POWER), _POWER_SPREAD, size=(len(errors), 1))
-    weights, found = np.ones_like(errors) / spread**2, np.zeros((len(errors), len(wanted)))
+    distance = (np.log(_POWERS) - centres) / _POWER_SPREAD  # (R, p)
+    u = counts ** -_POWERS[:, None, None]  # (p, 1, m)
+    weights, rows = np.ones_like(errors) / spread**2, np.arange(len(errors))
     for _ in range(2):  # the second time with weights for outliers
-        losses, parameters = [], []
-        for power in _POWERS:
-            a, b = _line(counts**-power, errors, weights)
-            losses.append((weights * (errors - a - b * counts**-power) ** 2).sum(1))
-            parameters.append(np.concatenate([a, b], 1))
-        distance = (np.log(_POWERS) - centres) / _POWER_SPREAD  # (R, p)
-        best = (np.stack(losses, 1) + distance**2).argmin(1)
-        chosen = np.stack(parameters)[best, np.arange(len(errors))]  # (R, 2)
-        power = _POWERS[best][:, None]
-        found = chosen[:, :1] + chosen[:, 1:] * wanted**-power
-        off = np.abs(errors - chosen[:, :1] - chosen[:, 1:] * counts**-power) / spread
+        a, b = _lines(u, errors, weights)
+        losses = (weights * (errors - a - b * u) ** 2).sum(2)  # (p, R)
+        best = (losses.T + distance**2).argmin(1)
+        a, b, power = a[best, rows], b[best, rows], _POWERS[best][:, None]  # (R, 1)
+        off = np.abs(errors - a - b * counts**-power) / spread
         weights = 1 / (spread**2 * np.maximum(off / 2, 1))
-    return found
+    return np.asarray(a + b * wanted**-power)
 
 
-def _line(u: Floats, errors: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """Find a, b >= 0, each (R, 1), with the least weighted squares of errors (R, m) - a - b u (m,)."""
-    total = weights.sum(1, keepdims=True)
-    mean_u = (weights * u).sum(1, keepdims=True) / total
-    mean = (weights * errors).sum(1, keepdims=True) / total
-    square = (weights * (u - mean_u) ** 2).sum(1, keepdims=True)
-    b = (weights * (u - mean_u) * (errors - mean)).sum(1, keepdims=True) / np.maximum(square, 1e-300)
+def _lines(u: Floats, errors: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Find a, b >= 0 (p, R, 1) with the least weighted squares of errors (R, m) - a - b u (p, 1, m)."""
+
+    def total(values: Floats) -> Floats:
+        return np.asarray((weights * values).sum(-1, keepdims=True))
+
+    num = weights.sum(1, keepdims=True)
+    mean_u, mean = total(u) / num, total(errors) / num
+    b = total((u - mean_u) * (errors - mean)) / np.maximum(total((u - mean_u) ** 2), 1e-300)
     b = np.maximum(b, 0)
     a = mean - b * mean_u
-    through_zero = (weights * u * errors).sum(1, keepdims=True) / (weights * u**2).sum(1, keepdims=True)
-    return np.maximum(a, 0), np.where(a < 0, through_zero, b)
+    return np.maximum(a, 0), np.where(a < 0, total(u * errors) / total(u**2), b)
 
 
 def points(labels: Sequence[int], draws: Floats) -> tuple[CurvePoint, ...]:

@@ -12,17 +12,8 @@ import numpy.typing as npt
 import torch
 
 from coresift import limits
-from coresift.labelling.curves import (
-    FOLDS,
-    NORMAL,
-    TRAINING,
-    CrossValidator,
-    Losses,
-    draw_folds,
-    label_counts,
-    learning_curves,
-    points,
-)
+from coresift.labelling import curves
+from coresift.labelling.curves import CrossValidator, Losses
 from coresift.labelling.records import CurvePoint, Task
 from coresift.pool import as_pool
 from coresift.posteriors.base import Posterior
@@ -106,7 +97,7 @@ class _Extrapolation:
 
     @property
     def fitted(self) -> tuple[CurvePoint, ...]:
-        return points(self.targets[:-1], self.draws)
+        return curves.points(self.targets[:-1], self.draws)
 
     def gain(self, now: int) -> tuple[float, float]:
         """The fraction of the error that twice as many labels would remove, see `Forecast.gain`."""
@@ -210,19 +201,20 @@ def _extrapolate(
     labels: _Labels, task: Task, now: int, after: int, seed: int, generator: np.random.Generator
 ) -> _Extrapolation:
     """Cross-validate and fit curves, with further repeats until the forecast hardly changes."""
-    tested, size, counts = labels.tested(), len(labels.y), label_counts(labels.rounds)
-    tester = CrossValidator(labels.x, labels.y, draw_folds(tested, size, generator), task, seed)
+    tested, size, counts = labels.tested(), len(labels.y), curves.label_counts(labels.rounds)
+    tester = CrossValidator(labels.x, labels.y, curves.draw_folds(tested, size, generator), task, seed)
     measured = tester.cross_validate_first(counts)
     targets = (*sorted({*(one.labels for one in measured), now, after}), 2 * now)
     while True:
-        draws = learning_curves(*tester.replicates(measured, generator), targets, generator)
-        last, num_repeats = points(targets[:-1], draws)[-1], len(measured[0].losses)
+        draws = curves.learning_curves(*tester.replicates(measured, generator), targets, generator)
+        last, num_repeats = curves.points(targets[:-1], draws)[-1], len(measured[0].losses)
         moves = _spread_of_repeats(tester, measured, after, generator)
         is_steady = bool(moves <= limits.CURVE_STEADY * (last.high - last.low))
         if is_steady or num_repeats >= limits.MOST_CURVE_REPEATS:
             points_so_far = tuple(map(tester.point, measured))
             return _Extrapolation(tester, points_so_far, targets, draws, is_steady)
-        again = replace(tester, folds=draw_folds(tested, size, generator), seed=seed + num_repeats * FOLDS)
+        folds = curves.draw_folds(tested, size, generator)
+        again = replace(tester, folds=folds, seed=seed + num_repeats * curves.FOLDS)
         measured = [
             one.join(more) for one, more in zip(measured, again.cross_validate_first(counts), strict=True)
         ]
@@ -236,7 +228,7 @@ def _spread_of_repeats(
     singles = []
     for repeat in range(num_repeats):
         alone = [Losses(one.labels, one.losses[[repeat]]) for one in measured]
-        singles.append(learning_curves(*tester.replicates(alone, generator), [target], generator))
+        singles.append(curves.learning_curves(*tester.replicates(alone, generator), [target], generator))
     return float(4 * np.std(np.median(singles, 1), ddof=1) / np.sqrt(num_repeats))
 
 
@@ -264,8 +256,8 @@ def _compare(
     if labels.is_random.all():
         return found.fitted, ["All labels so far were drawn at random, so there is nothing to compare yet."]
     random, mixed = _against_random(found.tester, labels.is_random, generator)
-    curves = learning_curves(*found.tester.replicates(random, generator), found.targets, generator)
-    curve = points(found.targets[:-1], curves)
+    draws = curves.learning_curves(*found.tester.replicates(random, generator), found.targets, generator)
+    curve = curves.points(found.targets[:-1], draws)
     return curve, [
         f"As many labels drawn at random should give {words.point(curve[-1])}.",
         _verdict(found.tester, mixed, random[-1], words),
@@ -293,8 +285,8 @@ def _verdict(tester: CrossValidator, mixed: Losses, random: Losses, words: _Word
     repeats, num = gaps.shape
     # All repeats draw from the same labels: the noise of a mean is that of one repeat, not of their average.
     # Beyond it, means differ between repeats.
-    variance = gaps.var(1).mean() * (1 + TRAINING) / num + gaps.mean(1).var(ddof=1) / repeats
-    half = NORMAL * np.sqrt(variance)
+    variance = gaps.var(1).mean() * (1 + curves.TRAINING) / num + gaps.mean(1).var(ddof=1) / repeats
+    half = curves.NORMAL * np.sqrt(variance)
     ours, theirs = (words.number(tester.point(one).error) for one in (mixed, random))
     seen = f"{mixed.labels} labels drawn from all so far give {ours}, as many random ones {theirs}"
     if gaps.mean() + half < 0:

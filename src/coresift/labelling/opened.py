@@ -15,6 +15,7 @@ from filelock import FileLock
 
 from coresift import limits
 from coresift.errors import InputError
+from coresift.labelling import storage
 from coresift.labelling.database import NAME as LEDGER
 from coresift.labelling.database import damaged
 from coresift.labelling.labels import is_number
@@ -23,16 +24,6 @@ from coresift.labelling.model import default_model, predicted, std_factor
 from coresift.labelling.pools import ItemPool, open_pool
 from coresift.labelling.records import Answer, Chosen, Labelled
 from coresift.labelling.settings import Settings
-from coresift.labelling.storage import (
-    FEATURES,
-    LOCK,
-    fingerprint_of,
-    locked,
-    lost_features,
-    open_features,
-    readable,
-    stamp_of,
-)
 from coresift.types import Index
 
 
@@ -53,7 +44,7 @@ class OpenProject:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.ledger = Ledger(self.folder / LEDGER)
-        self._lock = FileLock(self.folder / LOCK)
+        self._lock = FileLock(self.folder / storage.LOCK)
         with ExitStack() as undo:
             undo.callback(self.close)
             self.settings = self._read_settings()
@@ -84,15 +75,14 @@ class OpenProject:
         """The items as people know them; raises if they have changed since the project began."""
         path, settings = Path(self.settings.reading.path), self.settings
         try:
-            with readable(path):
+            with storage.readable(path):
                 pool = open_pool(settings.reading)
-                same = stamp_of(path) == settings.stamp or pool.fingerprint() == settings.fingerprint
+                if settings.stamp != storage.stamp_of(path) and settings.fingerprint != pool.fingerprint():
+                    raise InputError(
+                        f"{path} has changed since the project began, and its rows may be others now"
+                    )
         except InputError as error:
             raise LostPoolError(str(error), self) from None
-        if not same:
-            raise LostPoolError(
-                f"{path} has changed since the project began, and its rows may be others now", self
-            )
         return pool
 
     def why_lost(self) -> str | None:
@@ -115,7 +105,7 @@ class OpenProject:
     @cached_property
     def features(self) -> npt.NDArray[np.float32]:
         """(N, d) the pool's features, on disk; raises if they have changed since the project began."""
-        return open_features(self.folder, len(self.ledger), self.recall("features") or {})
+        return storage.open_features(self.folder, len(self.ledger), self.recall("features") or {})
 
     def rows(self, positions: Sequence[int] | Index) -> npt.NDArray[np.float32]:
         """(n, d) the features of some items."""
@@ -130,9 +120,9 @@ class OpenProject:
         """Raise if any part of the ledger or the features is damaged."""
         if problem := self.ledger.damage():
             raise damaged(self.ledger.path, problem)
-        made = self.recall("features")
-        if len(self.features) and made and made["fingerprint"] != fingerprint_of(self.folder / FEATURES):
-            raise lost_features(self.folder, "has changed since the project began")
+        made, path = self.recall("features"), self.folder / storage.FEATURES
+        if len(self.features) and made and made["fingerprint"] != storage.fingerprint_of(path):
+            raise storage.lost_features(self.folder, "has changed since the project began")
 
     # Items, facts and answers.
 
@@ -146,11 +136,12 @@ class OpenProject:
 
     def positions(self, ids: Sequence[str]) -> list[int]:
         """Return the positions of items in the pool, each once; raises for an id that is not in it."""
-        positions = dict(zip(ids, self.ledger.positions(ids), strict=True))
-        for id_, position in positions.items():
+        positions: dict[int, str] = {}
+        for id_, position in zip(ids, self.ledger.positions(ids), strict=True):
             if position is None:
                 raise InputError(f"there is no item {id_!r} in the pool")
-        return [position for position in positions.values() if position is not None]
+            positions[position] = id_
+        return list(positions)
 
     def are_items(self, ids: Sequence[str]) -> list[bool]:
         """Tell which ids belong to items in the pool."""
@@ -167,7 +158,7 @@ class OpenProject:
 
     def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:
         """Hold the project's lock; raises `BusyError` if another program has it after ``wait`` seconds."""
-        return locked(self._lock, wait)
+        return storage.locked(self._lock, wait)
 
     def add(self, answers: Sequence[Answer], source: str) -> Ingested:
         """Add answers; what is known already changes nothing."""
