@@ -45,19 +45,19 @@ class Limits:
     by_group: Counter[str | int] = field(default_factory=Counter, init=False)
 
     def has_room(self, row: int) -> bool:
+        if len(self.taken) >= self.size or self.by_group[self._group(row)] >= self.per_group:
+            return False
         cost = self._cost(row)
         # A little over is rounding: three times 0.1 is more than 0.3 to a computer.
-        is_affordable = cost <= self.budget + 1e-9 * cost
-        return (
-            is_affordable and len(self.taken) < self.size and self.by_group[self._group(row)] < self.per_group
-        )
+        return cost <= self.budget + 1e-9 * cost
 
     def take_fitting(self, rows: Iterable[int]) -> None:
         """Take rows one after the other, and skip those that do not fit any more."""
-        for row in filter(self.has_room, rows):
-            self.taken.append(row)
-            self.budget -= self._cost(row)
-            self.by_group[self._group(row)] += 1
+        for row in rows:
+            if self.has_room(row):
+                self.taken.append(row)
+                self.budget -= self._cost(row)
+                self.by_group[self._group(row)] += 1
 
     def num_wanted(self, fitting: Sequence[int]) -> int:
         """How many rows to ask for next, of those that fit."""

@@ -16,20 +16,12 @@ LARGEST = 1e100
 
 @dataclass(frozen=True)
 class Answer:
-    """What somebody says about one item.
-
-    Attributes
-    ----------
-    id : the item's id.
-    label : the number or the class, as text; ``None`` if the item was skipped.
-    who : who says so, if known.
-    at : when, in ISO 8601 with a time zone, if known; otherwise it is the time it came in.
-    """
+    """What somebody says about one item."""
 
     id: str
-    label: str | None
-    who: str | None = None
-    at: str | None = None
+    label: str | None  # the number or the class, as text; None if the item was skipped
+    who: str | None = None  # who says so, if known
+    at: str | None = None  # in ISO 8601 with a time zone, if known; otherwise it is the time it came in
 
 
 @dataclass(frozen=True)
@@ -46,20 +38,13 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Chosen:
-    """One item of a batch.
+    """One item of a batch."""
 
-    Attributes
-    ----------
-    position : the item's row in the pool.
-    rank : its number in the batch, from 1.
-    weight : the selector's weight w_n, see `Batch.weights`; ``None`` if the strategy gives none.
-    nearest : about how many items of the pool are nearer to it than to the rest of the batch, by features.
-    """
-
-    position: int
+    position: int  # the item's row in the pool
     id: str
-    rank: int
-    weight: float | None = None
+    rank: int  # its number in the batch, from 1
+    weight: float | None = None  # the selector's w_n, see `Batch.weights`, if the strategy gives any
+    # About how many items of the pool are nearer to it than to the rest of the batch, by features.
     nearest: float | None = None
 
 

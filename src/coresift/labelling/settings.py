@@ -52,28 +52,16 @@ class Settings:
 
 @dataclass(frozen=True)
 class Request:
-    """A request for a batch.
+    """A request for a batch."""
 
-    Attributes
-    ----------
-    batch_size : number of items; may be left out if there is a budget.
-    budget : what they may cost together.
-    strategy : a name from `STRATEGIES`.
-    exclude : ids of items that can never be labelled.
-    must_include : ids of items that the batch must contain.
-    per_group : the largest number of items of one group.
-    candidates : how many items to look at, drawn at random; ``None`` for all.
-    engine : "ray" for a cluster.
-    """
-
-    batch_size: int | None = None
-    budget: float | None = None
-    strategy: str = DEFAULT
-    exclude: tuple[str, ...] = ()
-    must_include: tuple[str, ...] = ()
-    per_group: int | None = None
-    candidates: int | None = limits.CANDIDATES
-    engine: str | None = None
+    batch_size: int | None = None  # number of items; may be left out if there is a budget
+    budget: float | None = None  # what they may cost together
+    strategy: str = DEFAULT  # a name from `STRATEGIES`
+    exclude: tuple[str, ...] = ()  # ids of items that can never be labelled
+    must_include: tuple[str, ...] = ()  # ids of items that the batch must contain
+    per_group: int | None = None  # the largest number of items of one group
+    candidates: int | None = limits.CANDIDATES  # how many to look at, drawn at random; None for all
+    engine: str | None = None  # "ray" for a cluster
 
     def __post_init__(self) -> None:
         if self.batch_size is None and self.budget is None:
