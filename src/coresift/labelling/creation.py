@@ -126,9 +126,8 @@ def _open(beginning: Beginning) -> ItemPool:
 
 def _first_labels(beginning: Beginning, pool: ItemPool) -> _FirstLabels:
     """Read the labels of the pool and of a file, and find out the task if nobody said it."""
-    classes, path = beginning.classes, beginning.labels
-    cells = {position: text for position, text in enumerate(pool.targets() or ()) if text is not None}
-    known = {position: plain_class(text) for position, text in cells.items() if is_label(text, classes)}
+    known, ignored_cells = _pool_labels(beginning, pool)
+    path = beginning.labels
     content = b"" if path is None else read_content(path)
     assumed = beginning.task or "classification"  # the labels may tell the task
     answers, ignored = _read(beginning, pool, content, assumed)
@@ -138,7 +137,16 @@ def _first_labels(beginning: Beginning, pool: ItemPool) -> _FirstLabels:
         answers, _ = _read(beginning, pool, content, task)
     known = {position: _checked(label, position, task, beginning) for position, label in known.items()}
     file = () if path is None else (answers, path.name, storage.fingerprint_of(content))
-    return _FirstLabels(task, known, ignored + len(cells) - len(known), file)
+    return _FirstLabels(task, known, ignored + ignored_cells, file)
+
+
+def _pool_labels(beginning: Beginning, pool: ItemPool) -> tuple[dict[int, str], int]:
+    """The labels of the pool by position, and how many other cells have a word for no label."""
+    cells = {position: text for position, text in enumerate(pool.targets() or ()) if text is not None}
+    labels = {
+        position: plain_class(text) for position, text in cells.items() if is_label(text, beginning.classes)
+    }
+    return labels, len(cells) - len(labels)
 
 
 def _read(beginning: Beginning, pool: ItemPool, content: bytes, task: Task) -> tuple[list[Answer], int]:

@@ -47,15 +47,11 @@ def repair(folder: Path, out: Path) -> Repaired:
     There is a CSV file for each table, and ``labels.csv`` with the last readable answer for each item, which
     ``coresift init --labels`` reads. Nothing in ``folder`` is changed.
     """
-    ledger = folder / NAME
-    if not ledger.is_file():
-        raise InputError(f"{folder} is no project: it has no {NAME}")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is there already; name a new folder")
+    _check_folders(folder, out)
     out.mkdir(parents=True, exist_ok=True)
     tables = _read_copy(folder)
     if not any(tables.values()):
-        raise InputError(f"nothing can be read of {ledger}; put a copy of it back")
+        raise InputError(f"nothing can be read of {folder / NAME}; put a copy of it back")
     for name, rows in tables.items():
         _write_table(out / f"{name}.csv", list(rows[0]) if rows else [], [list(row.values()) for row in rows])
     settings = _settings(tables["facts"])
@@ -71,6 +67,13 @@ def repair(folder: Path, out: Path) -> Repaired:
         unnamed=unnamed,
         command=_command(settings, out / "labels.csv"),
     )
+
+
+def _check_folders(folder: Path, out: Path) -> None:
+    if not (folder / NAME).is_file():
+        raise InputError(f"{folder} is no project: it has no {NAME}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is there already; name a new folder")
 
 
 def _read_copy(folder: Path) -> dict[str, list[dict[str, Any]]]:
