@@ -44,12 +44,15 @@ class Event(NamedTuple):
         return datetime.fromisoformat(self.said_at or self.at) == datetime.fromisoformat(answer.at)
 
     def was_sent(self, answer: Answer, source: str) -> bool:
-        """Whether it is an answer without a time, from the same person or, without two names, source."""
+        """Whether it is this answer without a time, sent by the same person, or from the same source.
+
+        The source counts if one of the two has no name.
+        """
         same_sender = self.who == answer.who if self.who and answer.who else self.source == source
         return answer.at is None and self.says(answer) and same_sender
 
     def is_up_to(self, number: int) -> bool:
-        """Whether it came in with an import or an earlier one."""
+        """Whether it came in with the import of this number, or with an earlier one."""
         return 0 < (self.number or 0) <= number
 
     def is_by_another(self, who: str | None, source: str) -> bool:

@@ -31,7 +31,10 @@ def overview(project: Project) -> ProjectReport:
     open_or_gone = Counter(number for number, _ in ledger.pending()) + Counter(withdrawn)
     last = rounds[-1] if rounds else _NO_ROUND
     is_withdrawn = withdrawn.get(last.number, 0) >= len(last.batch)
-    curves = last.notes.get("curves", {}).items()
+    curves = last.notes.get("curves", {})
+    shown = {
+        name: [CurvePoint(*point) for point in curves.get(name, ())] for name in ("curve", "fitted", "random")
+    }
     is_regression = project.task == "regression"
     return ProjectReport(
         name=project.folder.absolute().name,
@@ -55,7 +58,7 @@ def overview(project: Project) -> ProjectReport:
             "seed": str(project.settings.seed),
             "version": f"coresift {coresift.__version__}",
         },
-        **{name: [CurvePoint(*point) for point in points] for name, points in curves},
+        **shown,
     )
 
 
