@@ -101,9 +101,7 @@ class ProjectReport:
     target: str
     counts: Mapping[State, int]
     rounds: Sequence[Round] = ()
-    # By the number of a round, how many items of its batch have an answer, or were withdrawn without one.
-    answered: Mapping[int, int] = field(default_factory=dict)
-    withdrawn: Mapping[int, int] = field(default_factory=dict)
+    answered: Mapping[int, int] = field(default_factory=dict)  # round -> items of its batch with an answer
     curve: Sequence[CurvePoint] = ()  # the cross-validated error of each round, called `error_name`
     fitted: Sequence[CurvePoint] = ()  # the learning curve, which may reach beyond the last round
     random: Sequence[CurvePoint] = ()  # the curve of random labels
@@ -114,6 +112,7 @@ class ProjectReport:
     map: Sequence[PlacedItem] = ()  # a sample of the pool and the whole batch
     map_about: str = ""  # how their coordinates were found
     settings: Mapping[str, str] = field(default_factory=dict)  # shown at the end
+    withdrawn: Mapping[int, int] = field(default_factory=dict)  # round -> items withdrawn without an answer
 
     @property
     def standing(self) -> list[Round]:
