@@ -32,6 +32,12 @@ def a_round(number, positions, **changes):
     return replace(made, **{"batch": batch, "notes": {"cold": False}, **changes})
 
 
+def history(ledger, position):
+    """The labels that an item had."""
+    rows = ledger.rows("SELECT label FROM events WHERE position = ? ORDER BY event", (position,))
+    return [label for (label,) in rows]
+
+
 def test_states_follow_from_what_happened(ledger):
     assert ledger.counts() == {"labelled": 2, "pending": 0, "unlabelled": 8, "skipped": 0, "excluded": 0}
     ledger.add_round(a_round(1, [5, 3, 4]), excluded=[9])
@@ -80,7 +86,7 @@ def test_a_correction_is_a_new_event(ledger):
     changed = ledger.add_answers([Answer("item 0", "dog", "ben")], "b.csv")
     assert changed == Ingested(corrected=1, corrections=(Correction("item 0", "cat", "dog", "ben"),))
     assert changed.counts() == {"new": 0, "same": 0, "corrected": 1, "skipped": 0, "outdated": 0}
-    assert [label for _, _, label, _ in ledger.history(0)] == ["cat", "dog"]
+    assert history(ledger, 0) == ["cat", "dog"]
     assert {one.position: one.label for one in ledger.labels()} == {0: "dog", 1: "dog"}
 
 
@@ -90,7 +96,7 @@ def test_a_file_that_comes_again_undoes_no_correction(ledger):
     assert ledger.add_answers(second, "b.csv", "2").corrected == 1
     for _ in range(10):
         assert ledger.add_answers(first, "a.csv", "1") == Ingested(outdated=1)
-    assert ledger.labels()[-1].label == "dog" and len(ledger.history(5)) == 2
+    assert ledger.labels()[-1].label == "dog" and history(ledger, 5) == ["cat", "dog"]
 
 
 def test_an_older_answer_does_not_replace_a_later_one(ledger):
@@ -109,7 +115,7 @@ def test_a_file_that_has_grown_undoes_no_correction(ledger, who, source):
     for number in range(2):
         changed = ledger.add_answers(grown, source, f"3-{number}")
         assert changed == Ingested(new=1 - number, same=number, outdated=1)
-    assert [label for _, _, label, _ in ledger.history(5)] == ["cat", "dog"]
+    assert history(ledger, 5) == ["cat", "dog"]
 
 
 @pytest.mark.parametrize(("first", "second"), [(None, "ben"), ("ann", None), ("ann", "ben")])

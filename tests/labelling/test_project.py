@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from coresift import select
 from coresift.cli import app
-from coresift.labelling import creation, storage
+from coresift.labelling import storage
 from coresift.labelling.encoders import write_features
 from coresift.labelling.exporting import write_export, write_labels
 from coresift.labelling.ledger import Ledger
@@ -465,7 +465,7 @@ def test_a_pool_that_changes_while_the_project_begins_is_noticed(tmp_path, monke
     "where",
     [
         ["opened.open_pool", "creation.open_pool"],
-        ["opened.stamp_of", "creation.stamp_of"],
+        ["storage.stamp_of"],
         ["pools.ItemPool.fingerprint"],
     ],
 )
@@ -704,7 +704,7 @@ def test_an_init_sees_the_project_that_another_made_while_it_took_the_lock(tmp_p
     np.save(tmp_path / "pool.npy", np.random.default_rng(0).normal(size=(20, 3)))
     folder = tmp_path / "project"
     words = "init", folder, "--pool", tmp_path / "pool.npy", "--target", "kind", "--task", "classification"
-    lock = creation.locked
+    lock = storage.locked
 
     def after_another(*given):
         monkeypatch.undo()
@@ -713,7 +713,7 @@ def test_an_init_sees_the_project_that_another_made_while_it_took_the_lock(tmp_p
         run("ingest", folder, tmp_path / "labels.csv")
         return lock(*given)
 
-    monkeypatch.setattr(creation, "locked", after_another)
+    monkeypatch.setattr(storage, "locked", after_another)
     assert "is a project already" in run(*words, code=2)
     with Project(folder) as opened:
         assert len(opened.labels()[0]) == 3 and opened.features.shape == (20, 3)

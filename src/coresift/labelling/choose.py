@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,116 +24,91 @@ from coresift.types import Batch, Floats, Index, InputError
 Ask = Callable[[int, Sequence[int], Sequence[int]], Batch]
 
 
-@dataclass(frozen=True, eq=False)
-class Limits:
-    """The limits of a batch.
-
-    Attributes
-    ----------
-    size : the largest number of items.
-    budget : what they may cost together.
-    costs : (n,) the costs of the rows to choose from.
-    per_group : the largest number of items of one group.
-    groups : (n,) the groups of the rows to choose from.
-    """
-
-    size: int | None = None
-    budget: float | None = None
-    costs: Floats | None = None
-    per_group: int | None = None
-    groups: Sequence[str] | None = None
-
-
-@dataclass(frozen=True)
-class Picked:
-    """Rows for a batch, in order.
-
-    Attributes
-    ----------
-    weights : the selector's weight of each row; ``None`` if it has none, or limits cut its batch.
-    residuals : those of the selector's steps, if it has any.
-    """
+class Picked(NamedTuple):
+    """Rows for a batch, in order."""
 
     rows: tuple[int, ...]
-    weights: tuple[float, ...] | None = None
-    residuals: tuple[float, ...] | None = None
+    weights: tuple[float, ...] | None = None  # None if the selector gives none, or limits cut its batch
+    residuals: tuple[float, ...] | None = None  # those of the selector's steps, if it has any
 
 
-class _Room:
-    """What is left of the limits as rows are taken."""
+@dataclass(eq=False)
+class Limits:
+    """The limits of a batch, and what is left of them as rows are taken."""
 
-    def __init__(self, limits: Limits, rows: int) -> None:
-        self.taken: list[int] = []
-        self.size = rows if limits.size is None else limits.size
-        self.costs = np.zeros(rows) if limits.costs is None else limits.costs
-        self.money = np.inf if limits.budget is None else limits.budget
-        # Without groups, each row is a group of its own.
-        self.most = rows if limits.per_group is None else limits.per_group
-        self.groups: Sequence[Any] = range(rows) if limits.groups is None else limits.groups
-        self.by_group: Counter[Any] = Counter()
+    size: float = math.inf  # the largest number of items
+    budget: float = math.inf  # what they may cost together
+    costs: Floats | None = None  # (n,) of the rows to choose from
+    per_group: float = math.inf  # the largest number of items of one group
+    groups: Sequence[str] | None = None  # (n,) of the rows to choose from
+    taken: list[int] = field(default_factory=list, init=False)
+    by_group: Counter[str | int] = field(default_factory=Counter, init=False)
 
-    def has(self, row: int) -> bool:
+    def has_room(self, row: int) -> bool:
+        if len(self.taken) >= self.size or self.by_group[self._group(row)] >= self.per_group:
+            return False
+        cost = self._cost(row)
         # A little over is rounding: three times 0.1 is more than 0.3 to a computer.
-        affordable = self.costs[row] <= self.money + 1e-9 * self.costs[row]
-        has_group = self.by_group[self.groups[row]] < self.most
-        return len(self.taken) < self.size and bool(affordable) and has_group
+        return cost <= self.budget + 1e-9 * cost
 
-    def take(self, row: int) -> None:
-        self.taken.append(row)
-        self.money -= self.costs[row]
-        self.by_group[self.groups[row]] += 1
+    def take_fitting(self, rows: Iterable[int]) -> None:
+        """Take rows one after the other, and skip those that do not fit any more."""
+        for row in rows:
+            if self.has_room(row):
+                self.taken.append(row)
+                self.budget -= self._cost(row)
+                self.by_group[self._group(row)] += 1
 
-    def wanted(self, fitting: Sequence[int]) -> int:
+    def num_wanted(self, fitting: Sequence[int]) -> int:
         """How many rows to ask for next, of those that fit."""
-        left = min(len(fitting), self.size - len(self.taken))
-        usual = float(np.median(self.costs[list(fitting)])) if left > 0 else 0.0
+        left = int(min(len(fitting), self.size - len(self.taken)))
+        if left <= 0 or self.costs is None or math.isinf(self.budget):
+            return left
         # As many as would use up the rest at the median price; what is too expensive is left out.
-        return min(left, max(round(self.money / usual), 1)) if usual > 0 and self.money < np.inf else left
+        return min(left, max(round(self.budget / float(np.median(self.costs[fitting]))), 1))
+
+    def _cost(self, row: int) -> float:
+        return 0.0 if self.costs is None else float(self.costs[row])
+
+    def _group(self, row: int) -> str | int:
+        """Without groups, each row is a group of its own."""
+        return row if self.groups is None else self.groups[row]
 
 
 def choose_within(
     ask: Ask, rows: int, limits: Limits, pending: Sequence[int], first: Sequence[int]
 ) -> Picked:
-    """Choose rows for a batch, in order, until a limit is reached or nothing fits any more.
+    """Choose some of so many rows for a batch, in order, until a limit is reached or nothing fits any more.
 
-    A row that no longer fits when its turn comes is skipped, and the rest is chosen again around the rows
-    taken so far. Therefore a batch keeps to its limits without being built row by row.
-
-    Parameters
-    ----------
-    ask : the strategy.
-    rows : the number of rows.
-    pending : rows that are taken already.
-    first : rows that must be in the batch.
+    Those that are ``pending`` are taken already, and ``first`` ones must be in the batch. A row that no
+    longer fits when its turn comes is skipped, and the rest is chosen again around the rows taken so far.
+    Therefore a batch keeps to its limits without being built row by row.
     """
-    room = _Room(limits, rows)
-    for row in first:
-        if not room.has(row):
-            raise InputError("the items that must be included do not keep to the limits by themselves")
-        room.take(row)
-    last, before, residuals = None, list[int](), list[float]()
+    limits.take_fitting(first)
+    if limits.taken != list(first):
+        raise InputError("the items that must be included do not keep to the limits by themselves")
+    weights, residuals = None, list[float]()
     while True:
-        open_rows = np.setdiff1d(np.arange(rows), [*pending, *room.taken])
-        fitting = [int(row) for row in open_rows if room.has(int(row))]
-        num = room.wanted(fitting)
+        known = [*pending, *limits.taken]
+        open_rows = np.setdiff1d(np.arange(rows), known)
+        fitting = list(filter(limits.has_room, open_rows.tolist()))
+        num = limits.num_wanted(fitting)
         if num <= 0:
-            weights = None if last is None else _weights(last, [*pending, *before], room.taken)
-            return Picked(tuple(room.taken), weights, tuple(residuals) or None)
-        before = list(room.taken)
-        last = ask(num, [*pending, *before], np.setdiff1d(open_rows, fitting).tolist())
-        residuals += [] if last.residuals is None else last.residuals.tolist()
-        for row in last.index.tolist():
-            if room.has(row):
-                room.take(row)
+            return Picked(tuple(limits.taken), weights, tuple(residuals) or None)
+        batch = ask(num, known, np.setdiff1d(open_rows, fitting).tolist())
+        residuals += [] if batch.residuals is None else batch.residuals.tolist()
+        limits.take_fitting(batch.index.tolist())
+        weights = _weights(batch, known, limits.taken)
 
 
-def _weights(last: Batch, pending: Sequence[int], taken: Sequence[int]) -> tuple[float, ...] | None:
-    """The weights of all rows that were taken, if the selector's last batch was taken completely."""
-    if last.weights is None or not set(last.index.tolist()) <= set(taken):
+def _weights(batch: Batch, pending: Sequence[int], taken: Sequence[int]) -> tuple[float, ...] | None:
+    """The weights of all rows that were taken, if the selector's batch was taken completely."""
+    chosen = batch.index.tolist()
+    if batch.weights is None or not set(chosen) <= set(taken):
         return None
-    weights = dict(zip(last.index.tolist(), last.weights.tolist(), strict=True))
-    if last.pending_weights is not None:
-        weights |= dict(zip(sorted(set(pending)), last.pending_weights.tolist(), strict=True))
+    weights = dict(zip(chosen, batch.weights.tolist(), strict=True))
+    if batch.pending_weights is not None:
+        weights |= zip(sorted(set(pending)), batch.pending_weights.tolist(), strict=True)
     return tuple(weights[row] for row in taken) if set(taken) <= weights.keys() else None
 
 
@@ -146,12 +122,10 @@ def asker(
 ) -> Ask:
     """Return a function that chooses among rows (n, d) repeatedly, with the space built once.
 
-    Parameters
-    ----------
-    labelled : (m, d) rows that have labels.
-    budget : the number of points wanted in all; the number of posterior samples grows with it.
+    ``labelled`` (m, d) are rows that have labels. The number of posterior samples grows with the ``budget``,
+    which is the number of points wanted in all.
     """
-    known = None if labelled is None or len(labelled) == 0 else torch.as_tensor(labelled)
+    known = None if labelled is None else torch.as_tensor(labelled)
     head, pool, known = split_last_layer(posterior, as_pool(rows), known)
     original, spaces = find_strategy(strategy), list[Any]()
 

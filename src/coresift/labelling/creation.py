@@ -6,11 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from filelock import FileLock
 
 import coresift
 from coresift.errors import InputError, cannot_write
+from coresift.labelling import storage
 from coresift.labelling.database import NAME as LEDGER
 from coresift.labelling.encoders import broken_images, write_features
 from coresift.labelling.labellers.files import RESERVED, answer_parts, read_answers, read_content
@@ -27,43 +29,20 @@ from coresift.labelling.pools import ItemPool, Reading, open_pool
 from coresift.labelling.pools.base import row_name
 from coresift.labelling.records import Answer, Task
 from coresift.labelling.settings import Settings
-from coresift.labelling.storage import (
-    FEATURES,
-    LOCK,
-    check_nothing_is_lost,
-    describe_features,
-    fingerprint_of,
-    locked,
-    readable,
-    stamp_of,
-    unfinished,
-)
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """The options of a new project.
-
-    Attributes
-    ----------
-    reading : how the pool is read.
-    task : by default what the labels look like.
-    classes : the labels that are allowed; ``None`` for any.
-    labels : a file of further labels.
-    hand_picked : whether the labels were picked by hand, not drawn at random.
-    embedding : computes features of texts or images, see `write_features`.
-    seed : the seed of everything random.
-    skip_broken : ignore images that cannot be read.
-    """
+    """The options of a new project."""
 
     reading: Reading
-    task: Task | None = None
-    classes: Sequence[str] | None = None
-    labels: Path | None = None
-    hand_picked: bool = False
-    embedding: str | None = None
-    seed: int = 0
-    skip_broken: bool = False
+    task: Task | None = None  # by default what the labels look like
+    classes: Sequence[str] | None = None  # the labels that are allowed; None for any
+    labels: Path | None = None  # a file of further labels
+    hand_picked: bool = False  # whether the labels were picked by hand, not drawn at random
+    embedding: str | None = None  # computes features of texts or images, see `write_features`
+    seed: int = 0  # of everything random
+    skip_broken: bool = False  # ignore images that cannot be read
 
     def checked(self) -> Beginning:
         """Raise for options that no project can have; return them with classes in their plain form."""
@@ -83,49 +62,41 @@ class Beginning:
         return replace(self, classes=classes, task=self.task or "classification")
 
 
-@dataclass(frozen=True)
-class FirstLabels:
-    """The labels that exist when a project begins.
-
-    Attributes
-    ----------
-    known : the labels of the pool, by position.
-    answers : those of a file.
-    ignored : number of cells whose word stands for no label.
-    source : name and fingerprint of the file, if there is one.
-    """
+class _FirstLabels(NamedTuple):
+    """The labels that exist when a project begins."""
 
     task: Task
-    known: Mapping[int, str]
-    answers: Sequence[Answer]
-    ignored: int
-    source: tuple[str, str] | None
+    known: Mapping[int, str]  # the labels of the pool, by position
+    ignored: int  # number of cells whose word stands for no label
+    file: tuple[Sequence[Answer], str, str] | tuple[()]  # answers of a file, its name and fingerprint
 
 
 def create_project(folder: Path, beginning: Beginning) -> None:
     """Make the files of a project; the folder is a project once all of them are there."""
     pool_path = Path(beginning.reading.path)
-    check_nothing_is_lost(folder, pool_path)
+    storage.check_nothing_is_lost(folder, pool_path)
     beginning = beginning.checked()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(f"the folder {folder}", error) from None
-    with locked(FileLock(folder / LOCK)):
-        check_nothing_is_lost(folder, pool_path)  # once more: another init may have ended since
+    with storage.locked(FileLock(folder / storage.LOCK)):
+        storage.check_nothing_is_lost(folder, pool_path)  # once more: another init may have ended since
         pool = _open(beginning)
         labels = _first_labels(beginning, pool)
-        with readable(pool_path):  # before its features are computed: it may change meanwhile
-            fingerprint, stamp = pool.fingerprint(), stamp_of(Path(pool.reading.path))
-        with unfinished(folder) as new:
-            about = write_features(pool, new / FEATURES, embedding=beginning.embedding, seed=beginning.seed)
+        with storage.readable(pool_path):  # before its features are computed: it may change meanwhile
+            fingerprint, stamp = pool.fingerprint(), storage.stamp_of(Path(pool.reading.path))
+        with storage.unfinished(folder) as new:
+            made = write_features(
+                pool, new / storage.FEATURES, embedding=beginning.embedding, seed=beginning.seed
+            )
             settings = Settings(
                 reading=pool.reading,
                 kind=pool.kind,
                 task=labels.task,
                 target=str(beginning.reading.target),
                 classes=None if beginning.classes is None else tuple(beginning.classes),
-                features=about,
+                features=made,
                 fingerprint=fingerprint,
                 seed=beginning.seed,
                 hand_picked=beginning.hand_picked,
@@ -135,16 +106,15 @@ def create_project(folder: Path, beginning: Beginning) -> None:
                 "settings": asdict(settings),
                 "coresift": coresift.__version__,
                 "ignored": labels.ignored,
-                "features": describe_features(new / FEATURES),
+                "features": storage.describe_features(new / storage.FEATURES),
             }
-            source = (labels.answers, *labels.source) if labels.source else ()
-            Ledger.create(new / LEDGER, pool.ids(), facts, labels.known, *source).close()
-            for name in (FEATURES, LEDGER):  # with the ledger, the folder is a project
+            Ledger.create(new / LEDGER, pool.ids(), facts, labels.known, *labels.file).close()
+            for name in (storage.FEATURES, LEDGER):  # with the ledger, the folder is a project
                 os.replace(new / name, folder / name)
 
 
 def _open(beginning: Beginning) -> ItemPool:
-    with readable(beginning.reading.path):
+    with storage.readable(beginning.reading.path):
         pool = open_pool(beginning.reading)
         if beginning.skip_broken:
             if pool.kind != "images":
@@ -154,31 +124,34 @@ def _open(beginning: Beginning) -> ItemPool:
     return pool
 
 
-def _first_labels(beginning: Beginning, pool: ItemPool) -> FirstLabels:
+def _first_labels(beginning: Beginning, pool: ItemPool) -> _FirstLabels:
     """Read the labels of the pool and of a file, and find out the task if nobody said it."""
-    classes, target = beginning.classes, str(beginning.reading.target)
-    cells = {position: text for position, text in enumerate(pool.targets or ()) if text is not None}
-    known = {position: plain_class(text) for position, text in cells.items() if is_label(text, classes)}
-    content = None if beginning.labels is None else read_content(beginning.labels)
+    known, ignored_cells = _pool_labels(beginning, pool)
+    path = beginning.labels
+    content = b"" if path is None else read_content(path)
     assumed = beginning.task or "classification"  # the labels may tell the task
     answers, ignored = _read(beginning, pool, content, assumed)
     labels = [*known.values(), *(answer.label for answer in answers if answer.label)]
-    task = beginning.task or _guess_task(labels, target, pool.targets is not None)
+    task = beginning.task or _guess_task(labels, str(beginning.reading.target), pool.targets is not None)
     if task != assumed:
         answers, _ = _read(beginning, pool, content, task)
-    for position, label in known.items():
-        known[position] = _checked(label, task, classes, row_name(beginning.reading.path, position), target)
-    source = None
-    if beginning.labels is not None and content is not None:
-        source = beginning.labels.name, fingerprint_of(content)
-    return FirstLabels(task, known, answers, ignored + len(cells) - len(known), source)
+    known = {position: _checked(label, position, task, beginning) for position, label in known.items()}
+    file = () if path is None else (answers, path.name, storage.fingerprint_of(content))
+    return _FirstLabels(task, known, ignored + ignored_cells, file)
 
 
-def _read(
-    beginning: Beginning, pool: ItemPool, content: bytes | None, task: Task
-) -> tuple[list[Answer], int]:
+def _pool_labels(beginning: Beginning, pool: ItemPool) -> tuple[dict[int, str], int]:
+    """The labels of the pool by position, and how many other cells have a word for no label."""
+    cells = {position: text for position, text in enumerate(pool.targets or ()) if text is not None}
+    labels = {
+        position: plain_class(text) for position, text in cells.items() if is_label(text, beginning.classes)
+    }
+    return labels, len(cells) - len(labels)
+
+
+def _read(beginning: Beginning, pool: ItemPool, content: bytes, task: Task) -> tuple[list[Answer], int]:
     """Read the file of labels, if there is one."""
-    if beginning.labels is None or content is None:
+    if beginning.labels is None:
         return [], 0
     ids = set(pool.ids())
     return read_answers(
@@ -192,12 +165,13 @@ def _read(
     )
 
 
-def _checked(label: str, task: Task, classes: Sequence[str] | None, row: str, target: str) -> str:
+def _checked(label: str, position: int, task: Task, beginning: Beginning) -> str:
     """A label of the pool, if the project can have it; numbers in their shortest form."""
+    where = f"{row_name(beginning.reading.path, position)} of the pool"
     if task == "regression":
-        return plain_number(f"{row} of the pool, column {target!r}", label)
-    if classes is not None and label not in classes:
-        raise InputError(f"{row} of the pool: {label!r} is none of {', '.join(classes)}")
+        return plain_number(f"{where}, column {beginning.reading.target!r}", label)
+    if beginning.classes is not None and label not in beginning.classes:
+        raise InputError(f"{where}: {label!r} is none of {', '.join(beginning.classes)}")
     return label
 
 
@@ -210,15 +184,20 @@ def _guess_task(labels: Sequence[str], target: str, is_column: bool) -> Task:
     try:
         numbers = {float(label) for label in labels}
     except ValueError:
-        if not all(map(is_separated_number, labels)):
-            return "classification"
-        odd = next(label for label in labels if not is_number(label))
-        raise InputError(
-            f"{target!r} has labels such as {odd!r}: {PLAIN_NUMBERS}; if they are classes, say --task "
-            "classification"
-        ) from None
-    if len(numbers) > 20 or not all(number.is_integer() for number in numbers):
+        _refuse_separated_numbers(labels, target)
+        return "classification"
+    if len(numbers) > 20 or not all(map(float.is_integer, numbers)):
         return "regression"
     if 2 * len(numbers) > len(labels):
         raise InputError(f"{len(numbers)} different integers may be classes or not; {which}")
     return "classification"
+
+
+def _refuse_separated_numbers(labels: Sequence[str], target: str) -> None:
+    """Raise if all labels are numbers, and some have a decimal comma or separators between thousands."""
+    if all(map(is_separated_number, labels)):
+        odd = next(label for label in labels if not is_number(label))
+        raise InputError(
+            f"{target!r} has labels such as {odd!r}: {PLAIN_NUMBERS}; if they are classes, say --task "
+            "classification"
+        )

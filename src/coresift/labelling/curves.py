@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,16 +48,11 @@ class Losses:
 
 @dataclass(frozen=True, eq=False)
 class CrossValidator:
-    """Trains quick models without a fold, and tests them on it, in several repeats with other folds.
-
-    Attributes
-    ----------
-    folds : (R, n) the fold in which a row is tested, in each repeat; -1 for rows that never are.
-    """
+    """Trains quick models without a fold, and tests them on it, in several repeats with other folds."""
 
     x: npt.NDArray[Any]
     y: npt.NDArray[Any]
-    folds: Index
+    folds: Index  # (R, n) the fold in which a row is tested, in each repeat; -1 for rows that never are
     task: Task
     seed: int
 
@@ -113,22 +109,18 @@ class CrossValidator:
         return CurvePoint(tested.labels, *(float(self.error(value)) for value in (mean, max(low, 0.0), high)))
 
     def replicates(
-        self,
-        tested: Sequence[Losses],
-        generator: np.random.Generator,
-        num: int = limits.CURVE_REPLICATES,
+        self, tested: Sequence[Losses], generator: np.random.Generator
     ) -> tuple[list[int], Floats]:
         """Draw errors (R, m) of other test rows and other training sets; also returns the counts (m,).
 
         All counts share the test rows that are drawn, but not the training sets.
         """
+        num = limits.CURVE_REPLICATES
         losses = np.stack([one.rows() for one in tested])  # (m, t)
-        rows = losses.shape[1]
+        rows, means = losses.shape[1], losses.mean(1)
         picked = generator.multinomial(rows, np.full(rows, 1 / rows), size=num) / rows  # (R, t)
-        means = losses.mean(1)
-        variance = losses.var(1)
-        if self.task == "classification":
-            variance = np.maximum(means * (1 - means), 1 / rows)
+        is_rate = self.task == "classification"
+        variance = np.maximum(means * (1 - means), 1 / rows) if is_rate else losses.var(1)
         noise = generator.normal(size=(num, len(tested))) * np.sqrt(variance * TRAINING / rows)
         replicated = np.maximum(picked @ losses.T + noise, 0.1 * means)
         return [one.labels for one in tested], np.asarray(self.error(replicated))
@@ -139,47 +131,40 @@ def learning_curves(
 ) -> Floats:
     """Compute errors (R, t) at ``targets``, from a curve a + b n^-c with a, b >= 0 through each replicate.
 
-    The fit is by least squares, with less weight on outliers. Few points hardly determine c: a prior around
-    one half, with another centre in each replicate, spreads the curves as c is uncertain.
-
-    Parameters
-    ----------
-    labels : (m,) counts.
-    errors : (R, m) replicates of the errors measured at these.
+    The replicates are ``errors`` (R, m) measured at ``labels`` (m,) counts. The fit is by least squares, with
+    less weight on outliers. Few points hardly determine c: a prior around one half, with another centre in
+    each replicate, spreads the curves as c is uncertain.
     """
     scale = max(labels)
     counts, wanted = np.asarray(labels) / scale, np.asarray(targets) / scale
     errors = errors * np.exp(_DRIFT * np.log2(1 / counts) * generator.normal(size=errors.shape))
     spread = np.maximum(errors.std(0), 1e-3 * errors.mean() + 1e-12)
     centres = generator.normal(np.log(_USUAL_POWER), _POWER_SPREAD, size=(len(errors), 1))
-    weights, found = np.ones_like(errors) / spread**2, np.zeros((len(errors), len(wanted)))
+    distance = (np.log(_POWERS) - centres) / _POWER_SPREAD  # (R, p)
+    u = counts ** -_POWERS[:, None, None]  # (p, 1, m)
+    weights, rows = np.ones_like(errors) / spread**2, np.arange(len(errors))
     for _ in range(2):  # the second time with weights for outliers
-        losses, parameters = [], []
-        for power in _POWERS:
-            a, b = _line(counts**-power, errors, weights)
-            losses.append((weights * (errors - a - b * counts**-power) ** 2).sum(1))
-            parameters.append(np.concatenate([a, b], 1))
-        distance = (np.log(_POWERS) - centres) / _POWER_SPREAD  # (R, p)
-        best = (np.stack(losses, 1) + distance**2).argmin(1)
-        chosen = np.stack(parameters)[best, np.arange(len(errors))]  # (R, 2)
-        power = _POWERS[best][:, None]
-        found = chosen[:, :1] + chosen[:, 1:] * wanted**-power
-        off = np.abs(errors - chosen[:, :1] - chosen[:, 1:] * counts**-power) / spread
+        a, b = _lines(u, errors, weights)
+        losses = (weights * (errors - a - b * u) ** 2).sum(2)  # (p, R)
+        best = (losses.T + distance**2).argmin(1)
+        a, b, power = a[best, rows], b[best, rows], _POWERS[best][:, None]  # (R, 1)
+        off = np.abs(errors - a - b * counts**-power) / spread
         weights = 1 / (spread**2 * np.maximum(off / 2, 1))
-    return found
+    return np.asarray(a + b * wanted**-power)
 
 
-def _line(u: Floats, errors: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """Find a, b >= 0, each (R, 1), with the least weighted squares of errors (R, m) - a - b u (m,)."""
-    total = weights.sum(1, keepdims=True)
-    mean_u = (weights * u).sum(1, keepdims=True) / total
-    mean = (weights * errors).sum(1, keepdims=True) / total
-    square = (weights * (u - mean_u) ** 2).sum(1, keepdims=True)
-    b = (weights * (u - mean_u) * (errors - mean)).sum(1, keepdims=True) / np.maximum(square, 1e-300)
+def _lines(u: Floats, errors: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Find a, b >= 0 (p, R, 1) with the least weighted squares of errors (R, m) - a - b u (p, 1, m)."""
+
+    def total(values: Floats) -> Floats:
+        return np.asarray((weights * values).sum(-1, keepdims=True))
+
+    num = weights.sum(1, keepdims=True)
+    mean_u, mean = total(u) / num, total(errors) / num
+    b = total((u - mean_u) * (errors - mean)) / np.maximum(total((u - mean_u) ** 2), 1e-300)
     b = np.maximum(b, 0)
     a = mean - b * mean_u
-    through_zero = (weights * u * errors).sum(1, keepdims=True) / (weights * u**2).sum(1, keepdims=True)
-    return np.maximum(a, 0), np.where(a < 0, through_zero, b)
+    return np.maximum(a, 0), np.where(a < 0, total(u * errors) / total(u**2), b)
 
 
 def points(labels: Sequence[int], draws: Floats) -> tuple[CurvePoint, ...]:
@@ -188,17 +173,15 @@ def points(labels: Sequence[int], draws: Floats) -> tuple[CurvePoint, ...]:
     return tuple(CurvePoint(*point) for point in zip(labels, middle, low, high, strict=True))
 
 
-def draw_folds(
-    tested: Index, num: int, generator: np.random.Generator, repeats: int = limits.CURVE_REPEATS
-) -> Index:
+def draw_folds(tested: Index, num: int, generator: np.random.Generator) -> Index:
     """Draw the folds (R, num) of the tested rows.
 
     Five consecutive rows are in five folds, so that every fold leaves about as many of the first k rows.
     """
-    blocks = -(-len(tested) // FOLDS)
-    drawn = generator.permuted(np.tile(np.arange(FOLDS), (repeats, blocks, 1)), axis=2)
-    folds = np.full((repeats, num), -1)
-    folds[:, tested] = drawn.reshape(repeats, -1)[:, : len(tested)]
+    blocks = math.ceil(len(tested) / FOLDS)
+    drawn = generator.permuted(np.tile(np.arange(FOLDS), (limits.CURVE_REPEATS, blocks, 1)), axis=2)
+    folds = np.full((limits.CURVE_REPEATS, num), -1)
+    folds[:, tested] = drawn.reshape(limits.CURVE_REPEATS, -1)[:, : len(tested)]
     return folds
 
 

@@ -49,6 +49,10 @@ CREATE INDEX events_of_rounds ON events (round, rank) WHERE round IS NOT NULL;
 # as empty.
 _NEW_COLUMNS = {"rounds": "residuals TEXT", "events": "own_weight REAL"}
 
+# Settings of a file that is written, and of one with a log on a full disk.
+_DURABLE = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
+_LOCKED = ("locking_mode = EXCLUSIVE",)
+
 
 class Database:
     """An open ledger file; one that cannot be written, or no longer, can still be read."""
@@ -56,18 +60,14 @@ class Database:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._is_checked = False  # completely, and not only by the quick check below
-        self._is_full = False
-        writable = os.access(path.parent, os.W_OK) and os.access(path, os.W_OK)
-        settings = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON") if writable else ()
-        try:
-            self._connection = _open(path, writable, *settings)
-        except DiskFullError:
-            # It can still be read. The index of a log is kept in memory where the whole file is locked.
-            self._is_full, locked = True, _has_log(path)
-            self._connection = _open(path, locked, *(["locking_mode = EXCLUSIVE"] if locked else []))
+        self._connection, self._is_full = _open(path)
         with ExitStack() as undo:
             undo.callback(self.close)
-            self._check_version()
+            (self._version,) = self.row("PRAGMA user_version")
+            if not 1 <= self._version <= VERSION:
+                raise InputError(
+                    f"{path} is a ledger of version {self._version}, this program reads up to {VERSION}"
+                )
             if problem := self._problem("quick_check") or self._problem("foreign_key_check"):
                 raise damaged(path, problem)
             if self._version < VERSION:
@@ -130,20 +130,10 @@ class Database:
             return str(error)
         return None if rows in ([], [("ok",)]) else ", ".join(map(str, rows[0])).replace("\n", " ")
 
-    def _check_version(self) -> None:
-        (self._version,) = self.row("PRAGMA user_version")
-        if not 1 <= self._version <= VERSION:
-            raise InputError(
-                f"{self.path} is a ledger of version {self._version}, this program reads up to {VERSION}"
-            )
-
     def _show_new_columns(self) -> None:
         """Read an older ledger as if it had the new columns, without writing to it."""
-        with _explained(self.path, "read"):
-            for table, column in _NEW_COLUMNS.items():
-                self._connection.execute(
-                    f"CREATE TEMP VIEW {table} AS SELECT *, NULL AS {column.split()[0]} FROM main.{table}"
-                )
+        for table, column in _NEW_COLUMNS.items():
+            self.rows(f"CREATE TEMP VIEW {table} AS SELECT *, NULL AS {column.split()[0]} FROM main.{table}")
 
     def _add_new_columns(self) -> None:
         """Bring an older ledger up to this version, unless another program just did."""
@@ -155,7 +145,18 @@ class Database:
         self._connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
-def _open(path: Path, writable: bool, *settings: str) -> sqlite3.Connection:
+def _open(path: Path) -> tuple[sqlite3.Connection, bool]:
+    """Open the file, for adding if possible; also tells whether the disk is full."""
+    writable = os.access(path.parent, os.W_OK) and os.access(path, os.W_OK)
+    try:
+        return _open_with(path, writable, *(_DURABLE if writable else ())), False
+    except DiskFullError:  # it can still be read
+        # The index of a log is kept in memory where the whole file is locked.
+        locked = _has_log(path)
+        return _open_with(path, locked, *(_LOCKED if locked else ())), True
+
+
+def _open_with(path: Path, writable: bool, *settings: str) -> sqlite3.Connection:
     """Connect to the file, and read its first page to see that it is a ledger."""
     with _explained(path, "read"), ExitStack() as undo:
         connection = _connect(path, writable)

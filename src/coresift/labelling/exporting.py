@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import csv, parquet, types
 
 from coresift.atomic import replacing
 from coresift.labelling.cells import guarded
 from coresift.labelling.labellers.files import answer_columns, answer_parts, free_names
 from coresift.labelling.pools.arrow import as_texts
-from coresift.labelling.records import Answer, State
+from coresift.labelling.records import Answer
 from coresift.progress import progress_bar
 from coresift.types import InputError
 
 if TYPE_CHECKING:
     from coresift.labelling.project import Project
 
+Columns: TypeAlias = dict[str, Any]  # name -> an Arrow array
+
 _NO_ANSWER = Answer("", None)
+_WRITERS = {".parquet": parquet.ParquetWriter, ".csv": csv.CSVWriter}
 
 
 def write_export(project: Project, path: Path) -> dict[str, int]:
@@ -40,7 +43,7 @@ def write_export(project: Project, path: Path) -> dict[str, int]:
     -------
     How many items have a label, and how many a prediction.
     """
-    return _write(path, project.target, len(project.pool), _Export(project, _is_csv(path)).blocks())
+    return _write(path, project.target, len(project.pool), _Items(project).blocks(as_text=_is_csv(path)))
 
 
 def write_labels(project: Project, path: Path) -> dict[str, int]:
@@ -48,25 +51,20 @@ def write_labels(project: Project, path: Path) -> dict[str, int]:
 
     ``coresift init --labels`` reads such a CSV file.
     """
-    answers, states, rounds = project.ledger.answers(), project.ledger.states(), _rounds(project)
-    given, ids = list(answers.values()), [answer.id for answer in answers.values()]
-    asked = _integers([rounds.get(position) for position in answers])
-    stated = [states[position] for position in answers]
-    columns = _columns(project, ids, stated, given, {**_given(given, stated), "round": asked})
-    return _write(path, project.target, len(answers), iter([columns]))
+    items = _Items(project)
+    ids = [answer.id for answer in items.answers.values()]
+    columns = items.columns(list(items.answers), ids, {}, {})
+    return _write(path, project.target, len(ids), iter([columns]))
 
 
 def _is_csv(path: Path) -> bool:
     return path.suffix.lower() == ".csv"
 
 
-def _write(path: Path, target: str, size: int, blocks: Iterator[dict[str, Any]]) -> dict[str, int]:
+def _write(path: Path, target: str, size: int, blocks: Iterator[Columns]) -> dict[str, int]:
     """Write blocks of columns to a file, and count labels and predictions."""
-    import pyarrow as pa
-    from pyarrow import csv, parquet
-
-    writers = {".parquet": parquet.ParquetWriter, ".csv": csv.CSVWriter}
-    if path.suffix.lower() not in writers:
+    make_writer = _WRITERS.get(path.suffix.lower())
+    if make_writer is None:
         raise InputError(f"{path} should end in .parquet or .csv")
     if not path.absolute().parent.is_dir():
         raise InputError(f"there is no folder {path.parent} to write {path.name} into")
@@ -74,26 +72,20 @@ def _write(path: Path, target: str, size: int, blocks: Iterator[dict[str, Any]])
     writer: Any = None
     with replacing(path) as file, ExitStack() as opened, progress_bar("writing items", size) as advance:
         for columns in blocks:
-            counts["labelled"] += _count(columns[target])
-            counts["predicted"] += _count(columns["predicted"]) if "predicted" in columns else 0
+            for count, name in (("labelled", target), ("predicted", "predicted")):
+                if name in columns:
+                    counts[count] += len(columns[name]) - columns[name].null_count
             if _is_csv(path):  # which a spreadsheet may open
                 columns = {guarded(name): _guarded(column) for name, column in columns.items()}
             table = pa.table(columns)
-            writer = writer or opened.enter_context(writers[path.suffix.lower()](file, table.schema))
+            writer = writer or opened.enter_context(make_writer(file, table.schema))
             writer.write_table(table)
             advance(len(table))
     return counts
 
 
-def _count(column: Any) -> int:
-    return len(column) - int(column.null_count)
-
-
 def _guarded(column: Any) -> Any:
     """An Arrow array for a CSV file: numbers unchanged, everything else as text that starts no formula."""
-    import pyarrow as pa
-    from pyarrow import types
-
     if types.is_integer(column.type):
         return column
     if types.is_float32(column.type) or types.is_float64(column.type):
@@ -102,113 +94,84 @@ def _guarded(column: Any) -> Any:
     return _texts([None if text is None else guarded(text) for text in as_texts(column)])
 
 
-class _Export:
-    """The items of a project as columns; ``as_text`` is that of `ItemPool.own_columns`."""
+class _Items:
+    """The items of a project as columns."""
 
-    def __init__(self, project: Project, as_text: bool) -> None:
-        self.project, self.as_text = project, as_text
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.is_regression = project.task == "regression"
         self.states, self.answers = project.ledger.states(), project.ledger.answers()
-        self.ids, self.rounds = project.pool.ids(), _rounds(project)
+        # The round that asked for each label, by position; 0 if none did.
+        self.rounds = {one.position: one.round for one in project.ledger.labels()}
 
-    @cached_property
-    def model(self) -> Any | None:
-        return self.project.fit()
-
-    @cached_property
-    def std_factor(self) -> float:
-        return self.project.std_factor(self.model)
-
-    def blocks(self) -> Iterator[dict[str, Any]]:
-        """Yield the columns of some items at a time, as Arrow arrays."""
-        start, reading = 0, self.project.settings.reading
-        for own in self.project.pool.own_columns(as_text=self.as_text):
+    def blocks(self, as_text: bool) -> Iterator[Columns]:
+        """Yield the columns of some items at a time; ``as_text`` is that of `ItemPool.own_columns`."""
+        project, ids, start = self.project, self.project.pool.ids(), 0
+        model = project.fit()
+        std_factor = 1.0 if model is None else project.std_factor(model)
+        for own in project.pool.own_columns(as_text=as_text):
             positions = range(start, start + len(next(iter(own.values()))))
-            columns = self._block(positions)
-            # Own columns that would be read as part of an answer are renamed: exports are read as labels.
-            names = free_names(own, {*columns, *answer_columns(self.project.target, reading.id)})
-            yield columns | {names[name]: column for name, column in own.items()}
             start = positions.stop
+            predicted = self._predicted(model, std_factor, positions)
+            columns = self.columns(positions, ids[positions.start : positions.stop], *predicted)
+            # Own columns that would be read as part of an answer are renamed: exports are read as labels.
+            taken = {*columns, *answer_columns(project.target, project.settings.reading.id)}
+            yield columns | _renamed(own, taken)
 
-    def _block(self, positions: range) -> dict[str, Any]:
-        """The columns of some items, without those of the pool."""
+    def columns(
+        self, positions: Sequence[int], ids: Sequence[str], predicted: Columns, probabilities: Columns
+    ) -> Columns:
+        """The columns of some items without those of the pool, with predictions among the others."""
+        project = self.project
         answers = [self.answers.get(position, _NO_ANSWER) for position in positions]
         states = [self.states.get(position, "unlabelled") for position in positions]
-        wanted = np.array([answer.label is None for answer in answers])
-        predicted, probabilities = self._predicted(positions, wanted)
-        asked = _integers([self.rounds.get(position) for position in positions])
-        others = {**predicted, **_given(answers, states), "round": asked, **probabilities}
-        return _columns(self.project, self.ids[positions.start : positions.stop], states, answers, others)
+        # Ids are called as in the pool, so that no project takes them for those of another column.
+        id_column = answer_parts(project.target, project.settings.reading.id)["id"][0]
+        labels = self._labels([answer.label for answer in answers])
+        first = {id_column: _texts(ids), "state": _texts(states), project.target: labels}
+        others = {
+            **predicted,
+            # Answers are known by these if they come in again.
+            "skip": _texts(["x" if state == "skipped" else None for state in states]),
+            "who": _texts([answer.who for answer in answers]),
+            "at": _texts([answer.at for answer in answers]),
+            "round": pa.array([self.rounds.get(position) for position in positions], pa.int64()),
+            **probabilities,
+        }
+        return first | _renamed(others, set(first))
 
-    def _predicted(
-        self, positions: range, wanted: npt.NDArray[np.bool_]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Predictions for the wanted items, and for classes the probability of each."""
-        is_regression = self.project.task == "regression"
-        if self.model is None:
+    def _predicted(self, model: Any | None, std_factor: float, positions: range) -> tuple[Columns, Columns]:
+        """Predictions for the items without a label, and for classes the probability of each."""
+        wanted = np.array([self.answers.get(position, _NO_ANSWER).label is None for position in positions])
+        if model is None:
             nothing = [None] * len(wanted)
-            certainty = "std" if is_regression else "probability"
-            return {"predicted": _labels(self.project, nothing), certainty: _numbers(nothing)}, {}
+            certainty = "std" if self.is_regression else "probability"
+            return {"predicted": self._labels(nothing), certainty: _numbers(nothing)}, {}
         rows = self.project.features[positions.start : positions.stop]
-        if is_regression:
-            mean, std = self.model.predict(rows, return_std=True)
-            mean, std = (np.where(wanted, values, np.nan) for values in (mean, self.std_factor * std))
+        if self.is_regression:
+            mean, std = model.predict(rows, return_std=True)
+            mean, std = (np.where(wanted, values, np.nan) for values in (mean, std_factor * std))
             return {"predicted": _numbers(mean), "std": _numbers(std)}, {}
-        probs = np.where(wanted[:, None], self.model.predict_proba(rows), np.nan)  # (n, C)
-        names = self.model.classes_[probs.argmax(1)].tolist()
-        best = [name if want else None for name, want in zip(names, wanted.tolist(), strict=True)]
-        each = zip(self.model.classes_, probs.T, strict=True)
+        probs = np.where(wanted[:, None], model.predict_proba(rows), np.nan)  # (n, C)
+        names = model.classes_[probs.argmax(1)].tolist()
+        best = [name if want else None for name, want in zip(names, wanted, strict=True)]
         return {"predicted": _texts(best), "probability": _numbers(probs.max(1))}, {
-            f"probability_{name}": _numbers(column) for name, column in each
+            f"probability_{name}": _numbers(column)
+            for name, column in zip(model.classes_, probs.T, strict=True)
         }
 
-
-def _columns(
-    project: Project,
-    ids: Sequence[str],
-    states: Sequence[State],
-    answers: Sequence[Answer],
-    others: dict[str, Any],
-) -> dict[str, Any]:
-    """Columns of ids, states and labels, and then others, which are renamed if they have the same name."""
-    # Ids are called as in the pool, so that no project takes them for those of another column.
-    id_column = answer_parts(project.target, project.settings.reading.id)["id"][0]
-    labels = _labels(project, [answer.label for answer in answers])
-    columns = {id_column: _texts(ids), "state": _texts(states), project.target: labels}
-    names = free_names(others, set(columns))
-    return columns | {names[name]: column for name, column in others.items()}
+    def _labels(self, values: Sequence[str | None]) -> Any:
+        return _numbers(values) if self.is_regression else _texts(values)
 
 
-def _rounds(project: Project) -> dict[int, int]:
-    """The round that asked for each label, by position; 0 if none did."""
-    return {one.position: one.round for one in project.ledger.labels()}
-
-
-def _given(answers: Sequence[Answer], states: Sequence[State]) -> dict[str, Any]:
-    """The columns of answers besides their labels, by which they are known if they come in again."""
-    return {
-        "skip": _texts(["x" if state == "skipped" else None for state in states]),
-        "who": _texts([answer.who for answer in answers]),
-        "at": _texts([answer.at for answer in answers]),
-    }
+def _renamed(columns: Columns, taken: set[str]) -> Columns:
+    names = free_names(columns, taken)
+    return {names[name]: column for name, column in columns.items()}
 
 
 def _numbers(values: Any) -> Any:
-    import pyarrow as pa
-
     return pa.array(np.array(values, dtype=np.float64), from_pandas=True)
 
 
-def _integers(values: Sequence[int | None]) -> Any:
-    import pyarrow as pa
-
-    return pa.array(values, pa.int64())
-
-
 def _texts(values: Sequence[str | None]) -> Any:
-    import pyarrow as pa
-
     return pa.array(values, pa.string())
-
-
-def _labels(project: Project, values: Sequence[str | None]) -> Any:
-    return _numbers(values) if project.task == "regression" else _texts(values)

@@ -12,17 +12,8 @@ import numpy.typing as npt
 import torch
 
 from coresift import limits
-from coresift.labelling.curves import (
-    FOLDS,
-    NORMAL,
-    TRAINING,
-    CrossValidator,
-    Losses,
-    draw_folds,
-    label_counts,
-    learning_curves,
-    points,
-)
+from coresift.labelling import curves
+from coresift.labelling.curves import CrossValidator, Losses
 from coresift.labelling.records import CurvePoint, Task
 from coresift.pool import as_pool
 from coresift.posteriors.base import Posterior
@@ -35,24 +26,17 @@ from coresift.types import Floats, Index, InputError
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is known about a batch before it is labelled.
+    """What is known about a batch before it is labelled; ``sentences`` say it to people."""
 
-    Attributes
-    ----------
-    information : shares of the pool's information that the batch and random batches carry, see `information`.
-    curve : cross-validated error after each round so far; ``labels`` counts the training labels, without the
-        fold that was tested.
-    fitted : the curve error = a + b n^-c through these, at the same counts, now, and after the batch.
-    random : the same for labels drawn at random; empty if these were too few.
-    gain : the fraction of the error that twice as many labels would remove, the median and the 90% quantile
-        over fitted curves.
-    sentences : the same for people.
-    """
-
+    # Shares of the pool's information that the batch and random batches carry, see `information`.
     information: tuple[float, float] | None
+    # Cross-validated error after each round so far, by the number of labels without the tested fold.
     curve: tuple[CurvePoint, ...] = ()
+    # The curve error = a + b n^-c through these, at the same counts, now, and after the batch.
     fitted: tuple[CurvePoint, ...] = ()
+    # The same for labels drawn at random; empty if these were too few.
     random: tuple[CurvePoint, ...] = ()
+    # Fraction of the error that twice as many labels would remove: median and 90% quantile of fitted curves.
     gain: tuple[float, float] | None = None
     sentences: tuple[str, ...] = ()
 
@@ -67,27 +51,18 @@ class _Labels:
     is_random: npt.NDArray[np.bool_]
     total: int
 
-    @classmethod
-    def sorted(
-        cls,
-        x: npt.NDArray[Any],
-        y: npt.NDArray[Any],
-        rounds: npt.NDArray[Any],
-        is_random: npt.NDArray[Any],
-        seed: int,
-        most: int = limits.CURVE_LABELS,
-    ) -> _Labels:
-        """Sort the labels by rounds, and sample up to ``most``."""
-        counts = [len(x), len(y), len(rounds), len(is_random)]
+    def sorted(self, seed: int) -> _Labels:
+        """Sort the labels by rounds, and sample some of many."""
+        counts = len(self.x), len(self.y), len(self.rounds), len(self.is_random)
         if len(set(counts)) > 1:
-            raise InputError(
-                f"there are {counts[0]} rows, {counts[1]} labels, {counts[2]} rounds and {counts[3]} marks "
-                "of random ones, expected as many of each"
-            )
-        order = np.argsort(rounds, kind="stable")  # answers may come late
-        if len(y) > most:  # a sample is enough, and takes seconds
-            order = order[np.sort(np.random.default_rng(seed).choice(len(y), most, replace=False))]
-        return cls(x[order], y[order], rounds[order], is_random[order], len(y))
+            seen = "{} rows, {} labels, {} rounds and {} marks of random ones".format(*counts)
+            raise InputError(f"there are {seen}, expected as many of each")
+        order = np.argsort(self.rounds, kind="stable")  # answers may come late
+        if self.total > limits.CURVE_LABELS:  # a sample is enough, and takes seconds
+            sample = np.random.default_rng(seed).choice(self.total, limits.CURVE_LABELS, replace=False)
+            order = order[np.sort(sample)]
+        x, y, rounds, is_random = self.x[order], self.y[order], self.rounds[order], self.is_random[order]
+        return _Labels(x, y, rounds, is_random, self.total)
 
     @property
     def is_fair(self) -> bool:
@@ -112,25 +87,17 @@ class _Labels:
 
 @dataclass(frozen=True, eq=False)
 class _Extrapolation:
-    """The learning curve so far, and its continuation.
-
-    Attributes
-    ----------
-    measured : the cross-validated points.
-    targets : (t,) counts at which curves are evaluated; the last is twice the current count.
-    draws : (R, t) errors there.
-    is_steady : whether other folds and seeds would hardly change the forecast.
-    """
+    """The learning curve so far, and its continuation."""
 
     tester: CrossValidator
-    measured: tuple[CurvePoint, ...]
-    targets: tuple[int, ...]
-    draws: Floats
-    is_steady: bool
+    measured: tuple[CurvePoint, ...]  # the cross-validated points
+    targets: tuple[int, ...]  # (t,) counts at which curves are evaluated; the last is twice the current count
+    draws: Floats  # (R, t) errors there
+    is_steady: bool  # whether other folds and seeds would hardly change the forecast
 
     @property
     def fitted(self) -> tuple[CurvePoint, ...]:
-        return points(self.targets[:-1], self.draws)
+        return curves.points(self.targets[:-1], self.draws)
 
     def gain(self, now: int) -> tuple[float, float]:
         """The fraction of the error that twice as many labels would remove, see `Forecast.gain`."""
@@ -142,26 +109,20 @@ class _Extrapolation:
 
 
 def information(
-    posterior: Posterior, pool_rows: Any, batch_rows: Any, seed: int = 0
+    posterior: Posterior, pool_rows: npt.NDArray[Any], batch_rows: npt.NDArray[Any], seed: int = 0
 ) -> tuple[float, float] | None:
     """Compute the shares of the pool's information that a batch and random batches of its size carry.
 
     The second is the mean over five random batches. A share is 1 - ||L - L(w)||^2 / ||L||^2 with the best
     weights w >= 0 on the batch, where L is the sum of the likelihood vectors of a random sample of the pool.
     ``None`` if the posterior has fewer samples than twice the batch size, as small ensembles do: in so few
-    dimensions any batch seems to represent the whole pool.
-
-    Parameters
-    ----------
-    pool_rows, batch_rows : (N, d) and (b, d).
+    dimensions any batch seems to represent the whole pool. ``pool_rows`` (N, d) are such a sample, and
+    ``batch_rows`` are (b, d).
     """
     rng = np.random.default_rng(seed)
-    if len(pool_rows) > limits.POOL_SAMPLE:
-        chosen = rng.choice(len(pool_rows), limits.POOL_SAMPLE, replace=False)
-        pool_rows = np.asarray(pool_rows)[np.sort(chosen)]
-    pool_rows, size, num = np.asarray(pool_rows), len(batch_rows), len(pool_rows)
+    size, num = len(batch_rows), len(pool_rows)
     drawn = [rng.choice(num, min(size, num), replace=False) for _ in range(limits.RANDOM_BATCHES)]
-    batches = np.concatenate([np.asarray(batch_rows), *(pool_rows[index] for index in drawn)])
+    batches = np.concatenate([batch_rows, *(pool_rows[index] for index in drawn)])
     head, pool, rows = split_last_layer(posterior, as_pool(pool_rows), torch.as_tensor(batches))
     generator = torch.Generator().manual_seed(seed)
     space = sampled_likelihood_space(
@@ -204,12 +165,17 @@ def forecast(
     random_rows : (n,) bool, which were drawn at random from the pool.
     batch_size : labels that the batch will add.
     information : the result of `information`, for a sentence.
-    earlier : (labels, median, 90% quantile) of the ``gain`` of earlier rounds, by round; stopping is advised
-        only if several agree.
+    earlier : (labels, *gain) of earlier rounds; stopping is advised only if several agree.
     flat : gains below which a curve is flat.
     """
-    labels = _Labels.sorted(x, y, rounds, random_rows, seed)
-    sentences = [] if information is None else [_carried(*information)]
+    labels = _Labels(x, y, rounds, random_rows, len(y)).sorted(seed)
+    sentences = []
+    if information is not None:
+        of_batch, of_random = information
+        sentences.append(
+            f"Weighted, the batch carries {of_batch:.0%} of the pool's information, as the model sees it; a "
+            f"random batch of the same size carries {of_random:.0%} on average."
+        )
     if problem := labels.problem():
         return Forecast(information, sentences=(*sentences, problem))
     generator = np.random.default_rng(seed)
@@ -235,19 +201,20 @@ def _extrapolate(
     labels: _Labels, task: Task, now: int, after: int, seed: int, generator: np.random.Generator
 ) -> _Extrapolation:
     """Cross-validate and fit curves, with further repeats until the forecast hardly changes."""
-    tested, size, counts = labels.tested(), len(labels.y), label_counts(labels.rounds)
-    tester = CrossValidator(labels.x, labels.y, draw_folds(tested, size, generator), task, seed)
+    tested, size, counts = labels.tested(), len(labels.y), curves.label_counts(labels.rounds)
+    tester = CrossValidator(labels.x, labels.y, curves.draw_folds(tested, size, generator), task, seed)
     measured = tester.cross_validate_first(counts)
     targets = (*sorted({*(one.labels for one in measured), now, after}), 2 * now)
     while True:
-        draws = learning_curves(*tester.replicates(measured, generator), targets, generator)
-        last, num_repeats = points(targets[:-1], draws)[-1], len(measured[0].losses)
+        draws = curves.learning_curves(*tester.replicates(measured, generator), targets, generator)
+        last, num_repeats = curves.points(targets[:-1], draws)[-1], len(measured[0].losses)
         moves = _spread_of_repeats(tester, measured, after, generator)
         is_steady = bool(moves <= limits.CURVE_STEADY * (last.high - last.low))
         if is_steady or num_repeats >= limits.MOST_CURVE_REPEATS:
             points_so_far = tuple(map(tester.point, measured))
             return _Extrapolation(tester, points_so_far, targets, draws, is_steady)
-        again = replace(tester, folds=draw_folds(tested, size, generator), seed=seed + num_repeats * FOLDS)
+        folds = curves.draw_folds(tested, size, generator)
+        again = replace(tester, folds=folds, seed=seed + num_repeats * curves.FOLDS)
         measured = [
             one.join(more) for one, more in zip(measured, again.cross_validate_first(counts), strict=True)
         ]
@@ -261,7 +228,7 @@ def _spread_of_repeats(
     singles = []
     for repeat in range(num_repeats):
         alone = [Losses(one.labels, one.losses[[repeat]]) for one in measured]
-        singles.append(learning_curves(*tester.replicates(alone, generator), [target], generator))
+        singles.append(curves.learning_curves(*tester.replicates(alone, generator), [target], generator))
     return float(4 * np.std(np.median(singles, 1), ddof=1) / np.sqrt(num_repeats))
 
 
@@ -276,8 +243,7 @@ def _compare(
     Models trained on labels drawn at random from the pool are compared, on the same test rows, with models
     trained on as many labels drawn from all. This shows what a chosen label is worth next to a random one, at
     as many labels as there are random ones, not for larger sets; and a thinned batch is less well spread than
-    a whole one. All labels in their order cannot be compared with the random ones among them, because most of
-    them were chosen.
+    a whole one.
     """
     if not labels.is_fair:
         num = int(labels.is_random.sum())
@@ -290,8 +256,8 @@ def _compare(
     if labels.is_random.all():
         return found.fitted, ["All labels so far were drawn at random, so there is nothing to compare yet."]
     random, mixed = _against_random(found.tester, labels.is_random, generator)
-    curves = learning_curves(*found.tester.replicates(random, generator), found.targets, generator)
-    curve = points(found.targets[:-1], curves)
+    draws = curves.learning_curves(*found.tester.replicates(random, generator), found.targets, generator)
+    curve = curves.points(found.targets[:-1], draws)
     return curve, [
         f"As many labels drawn at random should give {words.point(curve[-1])}.",
         _verdict(found.tester, mixed, random[-1], words),
@@ -319,8 +285,8 @@ def _verdict(tester: CrossValidator, mixed: Losses, random: Losses, words: _Word
     repeats, num = gaps.shape
     # All repeats draw from the same labels: the noise of a mean is that of one repeat, not of their average.
     # Beyond it, means differ between repeats.
-    variance = gaps.var(1).mean() * (1 + TRAINING) / num + gaps.mean(1).var(ddof=1) / repeats
-    half = NORMAL * np.sqrt(variance)
+    variance = gaps.var(1).mean() * (1 + curves.TRAINING) / num + gaps.mean(1).var(ddof=1) / repeats
+    half = curves.NORMAL * np.sqrt(variance)
     ours, theirs = (words.number(tester.point(one).error) for one in (mixed, random))
     seen = f"{mixed.labels} labels drawn from all so far give {ours}, as many random ones {theirs}"
     if gaps.mean() + half < 0:
@@ -365,10 +331,3 @@ class _Words:
         if self.is_steady:
             return f"{error} (rough interval {low} to {high})"
         return f"roughly between {low} and {high}"
-
-
-def _carried(of_batch: float, of_random: float) -> str:
-    return (
-        f"Weighted, the batch carries {of_batch:.0%} of the pool's information, as the model sees it; a "
-        f"random batch of the same size carries {of_random:.0%} on average."
-    )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,13 @@ _STATES: dict[str, State] = {
 _LATEST = "SELECT MAX(event) FROM events GROUP BY position"
 _CHOSEN = "SELECT round, position, id, rank, own_weight, weight FROM events JOIN items USING (position)"
 _INSERT_FACT = "INSERT INTO facts (at, key, value) VALUES (?, ?, ?)"
+_INSERT_IMPORT = "INSERT INTO imports (at, source, fingerprint) VALUES (?, ?, ?)"
+# The columns of a round are its fields, except for the batch.
+_ROUND = [field.name for field in fields(Round) if field.name != "batch"]
+_INSERT_ROUND = f"INSERT INTO rounds ({', '.join(_ROUND)}) VALUES (:{', :'.join(_ROUND)})"
+_INSERT_CHOSEN = """
+INSERT INTO events (at, position, kind, round, rank, weight, own_weight) VALUES (?, ?, 'chosen', ?, ?, ?, ?)
+"""
 _INSERT_ANSWER = """
 INSERT INTO events (at, import, position, kind, label, who, said_at) VALUES (?, ?, ?, ?, ?, ?, ?)
 """
@@ -38,41 +45,24 @@ INSERT INTO events (at, import, position, kind, label, who, said_at) VALUES (?, 
 
 @dataclass(frozen=True)
 class Correction:
-    """A label that was replaced.
-
-    Attributes
-    ----------
-    id : of the item.
-    before, after : its labels; ``None`` after it was skipped.
-    who : who said so, where that is known.
-    """
+    """A label of an item that was replaced, and by whom, where that is known."""
 
     id: str
     before: str
-    after: str | None
+    after: str | None  # None if the item was skipped
     who: str | None = None
 
 
 @dataclass(frozen=True)
 class Ingested:
-    """What answers changed.
+    """How many answers had each outcome, and which labels were replaced."""
 
-    Attributes
-    ----------
-    new : items that had no label.
-    same : answers that were known already.
-    corrected : labels that replaced others.
-    skipped : items that nobody could label.
-    outdated : answers older than what is known.
-    corrections : which labels were replaced, by others or by a skip.
-    """
-
-    new: int = 0
-    same: int = 0
-    corrected: int = 0
-    skipped: int = 0
-    outdated: int = 0
-    corrections: tuple[Correction, ...] = ()
+    new: int = 0  # items that had no label
+    same: int = 0  # answers that were known already
+    corrected: int = 0  # labels that replaced others
+    skipped: int = 0  # items that nobody could label
+    outdated: int = 0  # answers older than what is known
+    corrections: tuple[Correction, ...] = ()  # by other labels, or by a skip
 
     def counts(self) -> dict[str, int]:
         """Return how many answers had each outcome."""
@@ -80,12 +70,16 @@ class Ingested:
 
 
 class _Judged(NamedTuple):
-    """An answer with the position of its item, the last event of that, and what the answer changes."""
+    """An answer, and what it changes."""
 
     answer: Answer
-    position: int
-    last: Event
+    position: int  # of its item
+    before: str | None  # the label that this has
     outcome: Outcome
+
+    @property
+    def is_new(self) -> bool:
+        return self.outcome not in NOTHING_NEW
 
 
 def now() -> str:
@@ -94,12 +88,7 @@ def now() -> str:
 
 
 class Ledger(Database):
-    """The record of a project, open for reading and adding.
-
-    Parameters
-    ----------
-    path : the SQLite file, which must exist; see `create`.
-    """
+    """The record of a project, open for reading and adding; `create` makes its SQLite file."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
@@ -119,30 +108,21 @@ class Ledger(Database):
     ) -> Ledger:
         """Make a new ledger, completely or not at all.
 
-        Parameters
-        ----------
-        ids : the items' ids, in the order of the pool.
-        facts : values to remember, by key.
-        known : the labels of the pool, by position.
-        answers, source, fingerprint : further labels from a file, as in `add_answers`.
+        It has the ids of the items in the order of the pool, facts to remember, the labels that are known
+        from the pool by position, and further ``answers`` from a file as in `add_answers`.
         """
         at = now()
         positions = {id_: position for position, id_ in enumerate(ids)} if answers else {}
-        # Both imports are always there: nobody asked for their labels.
-        imports = [(at, "the pool", None), (at, source, fingerprint)]
+        given = [(1, position, Answer("", label)) for position, label in known.items()]
+        given += [(2, positions[answer.id], answer) for answer in answers]
         with creating(path) as connection:
             connection.executemany("INSERT INTO items VALUES (?, ?)", enumerate(ids))
             connection.executemany(
                 _INSERT_FACT, [(at, key, json.dumps(value)) for key, value in facts.items()]
             )
-            connection.executemany("INSERT INTO imports (at, source, fingerprint) VALUES (?, ?, ?)", imports)
-            connection.executemany(
-                _INSERT_ANSWER,
-                [(at, 1, position, *_described(Answer("", label))) for position, label in known.items()],
-            )
-            connection.executemany(
-                _INSERT_ANSWER, [(at, 2, positions[one.id], *_described(one)) for one in answers]
-            )
+            # Both imports are always there: nobody asked for their labels.
+            connection.executemany(_INSERT_IMPORT, [(at, "the pool", None), (at, source, fingerprint)])
+            _add_answers(connection, at, given)
         return cls(path)
 
     def __len__(self) -> int:
@@ -195,39 +175,33 @@ class Ledger(Database):
 
     def labels(self) -> list[Labelled]:
         """Return the current labels, in the order in which they came."""
-        rows = self.rows(
-            f"""
+        query = f"""
             SELECT position, label, who, COALESCE(said_at, at),
                 COALESCE((SELECT MAX(round) FROM events AS asked WHERE asked.position = events.position), 0),
                 import <= 2
             FROM events WHERE event IN ({_LATEST}) AND kind = 'labelled' ORDER BY event
             """
-        )
         return [
             Labelled(position, label, who, at, asked, bool(first))
-            for position, label, who, at, asked, first in rows
+            for position, label, who, at, asked, first in self.rows(query)
         ]
 
     def answers(self) -> dict[int, Answer]:
         """Return the current labels and skips by position, with when they were given or else came in."""
-        rows = self.rows(
-            f"""
+        query = f"""
             SELECT position, id, label, who, COALESCE(said_at, at) FROM events JOIN items USING (position)
             WHERE event IN ({_LATEST}) AND kind IN {ANSWERS} ORDER BY position
             """
-        )
-        return {position: Answer(*given) for position, *given in rows}
+        return {position: Answer(*given) for position, *given in self.rows(query)}
 
     def first_corrections(self) -> list[Correction]:
         """Return the labels of the pool that the file of labels replaced when the project began."""
-        rows = self.rows(
-            """
+        query = """
             SELECT id, pool.label, file.label, file.who
             FROM events AS file JOIN events AS pool USING (position) JOIN items USING (position)
             WHERE file.import = 2 AND pool.import = 1 AND file.label IS NOT pool.label ORDER BY position
             """
-        )
-        return [Correction(*row) for row in rows]
+        return [Correction(*row) for row in self.rows(query)]
 
     def label_counts(self) -> dict[str, int]:
         """Count the items with each label: the most frequent first, among equals the one that came first."""
@@ -242,11 +216,6 @@ class Ledger(Database):
         query = f"{_CHOSEN} WHERE event IN ({_LATEST}) AND kind = 'chosen' ORDER BY round, rank"
         return [(number, Chosen(*item)) for number, *item in self.rows(query)]
 
-    def history(self, position: int) -> list[tuple[str, str, str | None, str | None]]:
-        """Return the events of an item: when, what, its label and who gave that."""
-        query = "SELECT COALESCE(said_at, at), kind, label, who FROM events WHERE position = ? ORDER BY event"
-        return self.rows(query, (position,))
-
     def reopen(self, positions: Iterable[int]) -> None:
         """Let items be chosen again."""
         with self.adding() as connection:
@@ -260,32 +229,17 @@ class Ledger(Database):
 
     def rounds(self) -> list[Round]:
         """Return all rounds with their batches."""
-        batches: dict[int, list[Chosen]] = {}
+        batches: dict[int, list[Chosen]] = defaultdict(list)
         for number, *item in self.rows(f"{_CHOSEN} WHERE kind = 'chosen' ORDER BY round, rank"):
-            batches.setdefault(number, []).append(Chosen(*item))
-        rows = self.rows(
-            """
-            SELECT number, at, strategy, seed, model, data, asked, labels, seconds, notes, residuals
-            FROM rounds ORDER BY number
-            """
-        )
-        return [
-            Round(
-                number,
-                at,
-                strategy,
-                seed,
-                model,
-                data,
-                json.loads(asked),
-                labels,
-                seconds,
-                json.loads(notes),
-                tuple(batches.get(number, ())),
-                None if residuals is None else tuple(json.loads(residuals)),
-            )
-            for number, at, strategy, seed, model, data, asked, labels, seconds, notes, residuals in rows
-        ]
+            batches[number].append(Chosen(*item))
+        rounds = []
+        for row in self.rows(f"SELECT {', '.join(_ROUND)} FROM rounds ORDER BY number"):
+            made = dict(zip(_ROUND, row, strict=True))
+            made |= {name: json.loads(made[name]) for name in ("asked", "notes")}
+            if made["residuals"] is not None:
+                made["residuals"] = tuple(json.loads(made["residuals"]))
+            rounds.append(Round(**made, batch=tuple(batches[made["number"]])))
+        return rounds
 
     def nothing_since(self, number: int) -> bool:
         """Whether the choice of a round's batch is the last event."""
@@ -301,17 +255,16 @@ class Ledger(Database):
 
     def withdrawn(self) -> dict[int, set[int]]:
         """Return the positions of each round's items that were opened or excluded before an answer came."""
-        withdrawn: dict[int, set[int]] = {}
-        for number, position in self.rows(
-            """
+        query = """
             SELECT round, position FROM events AS asked WHERE kind = 'chosen' AND (
                 SELECT kind FROM events AS later
                 WHERE later.position = asked.position AND later.event > asked.event ORDER BY event LIMIT 1
             ) IN ('opened', 'excluded')
             """
-        ):
-            withdrawn.setdefault(number, set()).add(position)
-        return withdrawn
+        withdrawn: dict[int, set[int]] = defaultdict(set)
+        for number, position in self.rows(query):
+            withdrawn[number].add(position)
+        return dict(withdrawn)
 
     def add_round(self, made: Round, excluded: Sequence[int] = (), withdrawn: Sequence[int] = ()) -> None:
         """Add a round with its batch, and items that are excluded from now on.
@@ -319,25 +272,17 @@ class Ledger(Database):
         Items that are ``withdrawn`` were pending and are opened before that.
         """
         states = self.states()
-        how = (made.number, made.at, made.strategy, made.seed, made.model, made.data, json.dumps(made.asked))
-        residuals = None if made.residuals is None else json.dumps(made.residuals)
-        result = (made.labels, made.seconds, json.dumps(made.notes), residuals)
+        newly_excluded = [position for position in excluded if states.get(position) != "excluded"]
+        listed = {"asked": made.asked, "notes": made.notes, "residuals": made.residuals}
+        texts = {name: json.dumps(value) for name, value in listed.items() if value is not None}
         batch = [
             (made.at, one.position, made.number, one.rank, one.nearest, one.weight) for one in made.batch
         ]
         with self.adding() as connection:
             _add_changes(connection, made.at, "opened", withdrawn)
-            _add_changes(
-                connection, made.at, "excluded", [one for one in excluded if states.get(one) != "excluded"]
-            )
-            connection.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*how, *result))
-            connection.executemany(
-                """
-                INSERT INTO events (at, position, kind, round, rank, weight, own_weight)
-                VALUES (?, ?, 'chosen', ?, ?, ?, ?)
-                """,
-                batch,
-            )
+            _add_changes(connection, made.at, "excluded", newly_excluded)
+            connection.execute(_INSERT_ROUND, {**vars(made), **texts})
+            connection.executemany(_INSERT_CHOSEN, batch)
 
     # Answers.
 
@@ -346,37 +291,28 @@ class Ledger(Database):
 
         An answer that comes in again does not undo an answer that somebody else gave since. A skip that comes
         in again does not close an item that was opened since. An answer that says when it was given does not
-        replace one that was given later.
-
-        Parameters
-        ----------
-        source : where they come from, such as the name of a file.
-        fingerprint : fingerprint of the file.
+        replace one that was given later. ``source`` says where they come from, such as the name of a file,
+        and ``fingerprint`` is that of the file.
         """
         judged = list(self._judged(answers, source, fingerprint))
-        changes = [one for one in judged if one.outcome not in NOTHING_NEW]
-        known = self._import_of(fingerprint) is not None
-        if changes or (fingerprint is not None and not known):
-            self._add_import(changes, source, None if known else fingerprint)
+        changes = [one for one in judged if one.is_new]
+        if self._import_of(fingerprint):
+            fingerprint = None  # the file is known
+        if changes or fingerprint:
+            at = now()
+            with self.adding() as connection:
+                number = connection.execute(_INSERT_IMPORT, (at, source, fingerprint)).lastrowid
+                _add_answers(connection, at, [(number, one.position, one.answer) for one in changes])
         corrections = tuple(
-            Correction(answer.id, last.label, answer.label, answer.who)
-            for answer, _, last, _ in changes
-            if last.label is not None
+            Correction(one.answer.id, one.before, one.answer.label, one.answer.who)
+            for one in changes
+            if one.before is not None
         )
         return Ingested(corrections=corrections, **Counter(str(one.outcome) for one in judged))
 
-    def _add_import(self, judged: Sequence[_Judged], source: str, fingerprint: str | None) -> None:
-        at = now()
-        with self.adding() as connection:
-            number = connection.execute(
-                "INSERT INTO imports (at, source, fingerprint) VALUES (?, ?, ?)", (at, source, fingerprint)
-            ).lastrowid
-            answers = [(at, number, position, *_described(answer)) for answer, position, _, _ in judged]
-            connection.executemany(_INSERT_ANSWER, answers)
-
     def knows_answers(self, answers: Sequence[Answer], source: str, fingerprint: str | None = None) -> bool:
         """Whether `add_answers` would leave all of them out."""
-        return all(one.outcome in NOTHING_NEW for one in self._judged(answers, source, fingerprint))
+        return not any(one.is_new for one in self._judged(answers, source, fingerprint))
 
     def _judged(self, answers: Sequence[Answer], source: str, fingerprint: str | None) -> Iterator[_Judged]:
         number = self._import_of(fingerprint)
@@ -384,29 +320,34 @@ class Ledger(Database):
         for answer, position in zip(answers, positions, strict=True):
             if position is None:
                 raise InputError(f"{source}: there is no item {answer.id!r} in the pool")
-            before = self._events(position) or [Event()]
-            yield _Judged(answer, position, before[-1], outcome(answer, source, before, number))
+            events = self._events(position) or [Event()]
+            yield _Judged(answer, position, events[-1].label, outcome(answer, source, events, number))
 
-    def _import_of(self, fingerprint: str | None) -> int | None:
-        """The import in which a file of this content came in before."""
+    def _import_of(self, fingerprint: str | None) -> int:
+        """The number of the import in which a file of this content came in before; 0 if none did."""
         row = self.row("SELECT import FROM imports WHERE fingerprint = ?", (fingerprint,))
-        return None if row is None else int(row[0])
+        return int(row[0]) if row else 0
 
     def _events(self, position: int) -> list[Event]:
         """The events of an item, in order."""
-        rows = self.rows(
-            """
+        query = """
             SELECT kind, label, who, said_at, events.at, source, import
             FROM events LEFT JOIN imports USING (import) WHERE position = ? ORDER BY event
-            """,
-            (position,),
-        )
-        return [Event(*row) for row in rows]
+            """
+        return [Event(*row) for row in self.rows(query, (position,))]
 
 
-def _described(answer: Answer) -> tuple[str | None, ...]:
-    """An answer as the last values of `_INSERT_ANSWER`."""
-    return kind_of(answer), answer.label, answer.who, answer.at
+def _add_answers(
+    connection: sqlite3.Connection, at: str, answers: Iterable[tuple[int | None, int, Answer]]
+) -> None:
+    """Add answers, each with the number of its import and the position of its item."""
+    connection.executemany(
+        _INSERT_ANSWER,
+        [
+            (at, number, position, kind_of(answer), answer.label, answer.who, answer.at)
+            for number, position, answer in answers
+        ],
+    )
 
 
 def _add_changes(connection: sqlite3.Connection, at: str, kind: str, positions: Iterable[int]) -> None:

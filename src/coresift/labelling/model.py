@@ -67,13 +67,9 @@ def std_factor(
     Two fits may agree on where they are less certain, and differ twofold in how uncertain they are, because
     networks fit more or less of the noise. Therefore only the ratios within a fit are used. Let r_i be the
     residual of a left-out label, s_i its standard deviation, and m_i the root mean square of the same fit's
-    standard deviations over the pool. Then c^2 = mean((m_i r_i / s_i)^2), and the factor is c / m with the
-    model's own m. Standardised residuals then have a mean square of one.
-
-    Parameters
-    ----------
-    x, y : (n, d) and (n,) the labels that the model was fitted to.
-    pool_rows : (p, d) a random sample of the pool.
+    standard deviations over the pool, of which ``pool_rows`` (p, d) are a random sample. Then
+    c^2 = mean((m_i r_i / s_i)^2), and the factor is c / m with the model's own m. Standardised residuals then
+    have a mean square of one. The model was fitted to ``x`` (n, d) and ``y`` (n,).
     """
 
     def size(one: NeuralLinearRegressor) -> float:
@@ -91,15 +87,11 @@ def std_factor(
 
 
 def predicted(
-    model: Any,
-    task: Task,
-    rows: npt.NDArray[np.float32],
-    std_factor: float = 1.0,
-    block: int = limits.ITEM_BLOCK,
+    model: Any, task: Task, rows: npt.NDArray[np.float32], std_factor: float = 1.0
 ) -> Iterator[tuple[str, float]]:
     """Yield for rows (n, d) the predicted label and its probability; for numbers, its std."""
-    for start in range(0, len(rows), block):
-        some = rows[start : start + block]
+    for start in range(0, len(rows), limits.ITEM_BLOCK):
+        some = rows[start : start + limits.ITEM_BLOCK]
         if task == "regression":
             mean, std = model.predict(some, return_std=True)
             yield from zip(map(repr, mean.tolist()), (std_factor * std).tolist(), strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +15,7 @@ from filelock import FileLock
 
 from coresift import limits
 from coresift.errors import InputError
+from coresift.labelling import storage
 from coresift.labelling.database import NAME as LEDGER
 from coresift.labelling.database import damaged
 from coresift.labelling.labels import is_number
@@ -23,16 +24,6 @@ from coresift.labelling.model import default_model, predicted, std_factor
 from coresift.labelling.pools import ItemPool, open_pool
 from coresift.labelling.records import Answer, Chosen, Labelled
 from coresift.labelling.settings import Settings
-from coresift.labelling.storage import (
-    FEATURES,
-    LOCK,
-    fingerprint_of,
-    locked,
-    lost_features,
-    open_features,
-    readable,
-    stamp_of,
-)
 from coresift.types import Index
 
 
@@ -48,27 +39,24 @@ class LostPoolError(InputError):
 
 
 class OpenProject:
-    """A project's ledger, pool and features, and the model of its labels.
-
-    Parameters
-    ----------
-    folder : the project's folder.
-    """
+    """A project's ledger, pool and features, and the model of its labels."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.ledger = Ledger(self.folder / LEDGER)
-        self._lock = FileLock(self.folder / LOCK)
-        try:
-            self.settings = Settings.from_json(self.ledger.recall("settings"))
-        except InputError:
-            self.close()
-            raise
-        except (KeyError, TypeError) as error:
-            self.close()
-            raise damaged(self.ledger.path, f"its settings are not whole: {error}") from None
+        self._lock = FileLock(self.folder / storage.LOCK)
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self.settings = self._read_settings()
+            undo.pop_all()
         self.task, self.target = self.settings.task, self.settings.target
         self.kind, self.classes = self.settings.kind, self.settings.classes
+
+    def _read_settings(self) -> Settings:
+        try:
+            return Settings.from_json(self.recall("settings"))
+        except (KeyError, TypeError) as error:
+            raise damaged(self.ledger.path, f"its settings are not whole: {error}") from None
 
     def close(self) -> None:
         """Close the ledger."""
@@ -87,15 +75,14 @@ class OpenProject:
         """The items as people know them; raises if they have changed since the project began."""
         path, settings = Path(self.settings.reading.path), self.settings
         try:
-            with readable(path):
+            with storage.readable(path):
                 pool = open_pool(settings.reading)
-                same = stamp_of(path) == settings.stamp or pool.fingerprint() == settings.fingerprint
+                if settings.stamp != storage.stamp_of(path) and settings.fingerprint != pool.fingerprint():
+                    raise InputError(
+                        f"{path} has changed since the project began, and its rows may be others now"
+                    )
         except InputError as error:
             raise LostPoolError(str(error), self) from None
-        if not same:
-            raise LostPoolError(
-                f"{path} has changed since the project began, and its rows may be others now", self
-            )
         return pool
 
     def why_lost(self) -> str | None:
@@ -118,7 +105,7 @@ class OpenProject:
     @cached_property
     def features(self) -> npt.NDArray[np.float32]:
         """(N, d) the pool's features, on disk; raises if they have changed since the project began."""
-        return open_features(self.folder, len(self.ledger), self.recall("features") or {})
+        return storage.open_features(self.folder, len(self.ledger), self.recall("features") or {})
 
     def rows(self, positions: Sequence[int] | Index) -> npt.NDArray[np.float32]:
         """(n, d) the features of some items."""
@@ -133,9 +120,9 @@ class OpenProject:
         """Raise if any part of the ledger or the features is damaged."""
         if problem := self.ledger.damage():
             raise damaged(self.ledger.path, problem)
-        made = self.recall("features")
-        if len(self.features) and made and made["fingerprint"] != fingerprint_of(self.folder / FEATURES):
-            raise lost_features(self.folder, "has changed since the project began")
+        made, path = self.recall("features"), self.folder / storage.FEATURES
+        if len(self.features) and made and made["fingerprint"] != storage.fingerprint_of(path):
+            raise storage.lost_features(self.folder, "has changed since the project began")
 
     # Items, facts and answers.
 
@@ -149,11 +136,12 @@ class OpenProject:
 
     def positions(self, ids: Sequence[str]) -> list[int]:
         """Return the positions of items in the pool, each once; raises for an id that is not in it."""
-        positions = dict(zip(ids, self.ledger.positions(ids), strict=True))
-        for id_, position in positions.items():
+        positions: dict[int, str] = {}
+        for id_, position in zip(ids, self.ledger.positions(ids), strict=True):
             if position is None:
                 raise InputError(f"there is no item {id_!r} in the pool")
-        return [position for position in positions.values() if position is not None]
+            positions[position] = id_
+        return list(positions)
 
     def are_items(self, ids: Sequence[str]) -> list[bool]:
         """Tell which ids belong to items in the pool."""
@@ -170,7 +158,7 @@ class OpenProject:
 
     def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:
         """Hold the project's lock; raises `BusyError` if another program has it after ``wait`` seconds."""
-        return locked(self._lock, wait)
+        return storage.locked(self._lock, wait)
 
     def add(self, answers: Sequence[Answer], source: str) -> Ingested:
         """Add answers; what is known already changes nothing."""
@@ -203,18 +191,11 @@ class OpenProject:
 
     def drawn_at_random(self, labelled: Sequence[Labelled]) -> list[bool]:
         """Tell for each label whether its item was drawn at random from the pool."""
-        rounds, hand_picked = self.ledger.rounds(), self.settings.hand_picked
-        wished = {
-            made.number: self.positions(made.asked["must_include"])
-            for made in rounds
-            if made.strategy == "random"
-        }
-        return [
-            one.position not in wished[one.round]
-            if one.round in wished
-            else one.first and one.round == 0 and not hand_picked
-            for one in labelled
-        ]
+        rounds = [made for made in self.ledger.rounds() if made.strategy == "random"]
+        others = {made.number: set(self.positions(made.asked["must_include"])) for made in rounds}
+        if not self.settings.hand_picked:  # the first labels; later ones that no round asked for are not
+            others[0] = {one.position for one in labelled if not one.first}
+        return [one.round in others and one.position not in others[one.round] for one in labelled]
 
     def fit(self) -> Any | None:
         """Fit the model to all labels; ``None`` if these are too few to learn from."""

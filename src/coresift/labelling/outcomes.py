@@ -6,7 +6,7 @@ in again undoes nothing that happened since.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -38,14 +38,22 @@ class Event(NamedTuple):
 
         Its time is when it was given or, if that is unknown, when it came in: exports have one or the other.
         """
-        if not answer.at or not self.says(answer):
+        has_same_who = self.who == answer.who or None in (self.who, answer.who)
+        if not (answer.at and self.says(answer) and has_same_who):
             return False
-        same_time = datetime.fromisoformat(self.said_at or self.at) == datetime.fromisoformat(answer.at)
-        return same_time and (self.who == answer.who or self.who is None or answer.who is None)
+        return datetime.fromisoformat(self.said_at or self.at) == datetime.fromisoformat(answer.at)
 
-    def may_be_by(self, who: str | None, source: str) -> bool:
-        """Whether it came from the same person, or from the same source if one of the two has no name."""
-        return self.who == who if self.who and who else self.source == source
+    def was_sent(self, answer: Answer, source: str) -> bool:
+        """Whether it is this answer without a time, sent by the same person, or from the same source.
+
+        The source counts if one of the two has no name.
+        """
+        same_sender = self.who == answer.who if self.who and answer.who else self.source == source
+        return answer.at is None and self.says(answer) and same_sender
+
+    def is_up_to(self, number: int) -> bool:
+        """Whether it came in with the import of this number, or with an earlier one."""
+        return 0 < (self.number or 0) <= number
 
     def is_by_another(self, who: str | None, source: str) -> bool:
         """Whether it is an answer from another person, or from another source if both have no name."""
@@ -57,13 +65,10 @@ def kind_of(answer: Answer) -> str:
     return "skipped" if answer.label is None else "labelled"
 
 
-def outcome(answer: Answer, source: str, before: Sequence[Event], number: int | None) -> Outcome:
-    """Tell what an answer changes.
+def outcome(answer: Answer, source: str, before: Sequence[Event], number: int) -> Outcome:
+    """Tell what an answer changes, after what happened to its item ``before``.
 
-    Parameters
-    ----------
-    before : what happened to its item; the first event may be that it was open.
-    number : the import in which the whole file came in before.
+    ``number`` is that of the import in which the whole file came in before, or 0.
     """
     last = before[-1]
     if last.says(answer):
@@ -82,11 +87,13 @@ def _is_older(answer: Answer, last: Event) -> bool:
     return datetime.fromisoformat(answer.at) < datetime.fromisoformat(last.said_at)
 
 
-def _is_repeated(answer: Answer, source: str, before: Sequence[Event], number: int | None) -> bool:
+def _is_repeated(answer: Answer, source: str, before: Sequence[Event], number: int) -> bool:
     """Whether an answer came in before and would undo what happened since."""
     if any(event.repeats(answer) for event in before):
         return True
-    known = [*_last_from_sender(answer, source, before), *_last_up_to(number, before)]
+    # When its sender last gave the answer, and when the whole file first came in.
+    known = _last(event.was_sent(answer, source) for event in before)
+    known += _last(event.is_up_to(number) for event in before)
     if not known:
         return False
     if before[-1].kind in ANSWERS:
@@ -95,16 +102,6 @@ def _is_repeated(answer: Answer, source: str, before: Sequence[Event], number: i
     return answer.label is None and before[-1].kind == "opened"
 
 
-def _last_from_sender(answer: Answer, source: str, before: Sequence[Event]) -> list[int]:
-    """How many events there were when its sender last gave an answer without a time."""
-    if answer.at is not None:
-        return []
-    sent = [
-        n for n, event in enumerate(before, 1) if event.says(answer) and event.may_be_by(answer.who, source)
-    ]
-    return sent[-1:]
-
-
-def _last_up_to(number: int | None, before: Sequence[Event]) -> list[int]:
-    """How many events there were when the whole file first came in."""
-    return [n for n, event in enumerate(before, 1) if event.number and event.number <= (number or 0)][-1:]
+def _last(flags: Iterable[bool]) -> list[int]:
+    """How many flags there are up to the last that is set; empty if none is."""
+    return [count for count, flag in enumerate(flags, 1) if flag][-1:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 import coresift
 from coresift import limits
 from coresift.labelling.choose import nearest_of
-from coresift.labelling.records import Chosen, CurvePoint, PlacedItem, ProjectReport
+from coresift.labelling.records import Chosen, CurvePoint, PlacedItem, Prediction, ProjectReport, Round
 from coresift.types import Floats, Index
 
 if TYPE_CHECKING:
@@ -20,30 +21,21 @@ if TYPE_CHECKING:
     from coresift.labelling.project import Project
 
 Features: TypeAlias = npt.NDArray[np.float32]  # (n, d)
+_NO_ROUND = Round(0, "", "none yet", 0, "none yet", "", {}, 0, 0.0)
 
 
 def overview(project: Project) -> ProjectReport:
     """Gather the content of the report page."""
     ledger, rounds, (labels, values) = project.ledger, project.ledger.rounds(), project.labels()
-    pending = Counter(number for number, _ in ledger.pending())
     withdrawn = {number: len(items) for number, items in ledger.withdrawn().items()}
-    open_or_gone = pending + Counter(withdrawn)
-    last = rounds[-1] if rounds else None
-    notes = last.notes if last else {}
-    is_withdrawn = last is not None and withdrawn.get(last.number, 0) >= len(last.batch)
-    curves = {
-        name: [CurvePoint(*point) for point in notes.get("curves", {}).get(name, ())]
-        for name in ("curve", "fitted", "random")
+    open_or_gone = Counter(number for number, _ in ledger.pending()) + Counter(withdrawn)
+    last = rounds[-1] if rounds else _NO_ROUND
+    is_withdrawn = withdrawn.get(last.number, 0) >= len(last.batch)
+    curves = last.notes.get("curves", {})
+    shown = {
+        name: [CurvePoint(*point) for point in curves.get(name, ())] for name in ("curve", "fitted", "random")
     }
     is_regression = project.task == "regression"
-    shown = {
-        "pool": project.settings.reading.path,
-        "features": project.settings.features,
-        "model": last.model if last else "none yet",
-        "strategy": last.strategy if last else "none yet",
-        "seed": str(project.settings.seed),
-        "version": f"coresift {coresift.__version__}",
-    }
     return ProjectReport(
         name=project.folder.absolute().name,
         task=project.task,
@@ -53,24 +45,32 @@ def overview(project: Project) -> ProjectReport:
         answered={made.number: len(made.batch) - open_or_gone[made.number] for made in rounds},
         withdrawn=withdrawn,
         error_name=f"RMSE of {project.target}" if is_regression else "error rate",
-        worth=() if is_withdrawn else notes.get("worth", ()),
-        classes={} if is_regression else dict(Counter(values.tolist()).most_common()),
+        worth=() if is_withdrawn else last.notes.get("worth", ()),
+        classes=project.class_counts(),
         values=values.tolist() if is_regression else (),
         map=_map(project, [one.position for one in labels]),
         map_about="Places by t-SNE of the features: neighbours are alike; larger distances say little.",
-        settings=shown,
-        **curves,
+        settings={
+            "pool": project.settings.reading.path,
+            "features": project.settings.features,
+            "model": last.model,
+            "strategy": last.strategy,
+            "seed": str(project.settings.seed),
+            "version": f"coresift {coresift.__version__}",
+        },
+        **shown,
     )
 
 
 def _map(project: Project, labelled: list[int]) -> list[PlacedItem]:
     """Place a sample of the pool, and the latest batch that was not withdrawn, on a plane."""
     ledger, seed, size = project.ledger, project.settings.seed, len(project.features)
-    batch, predicted = _latest_batch(ledger)
+    batch = _latest_batch(ledger)
+    chosen = [item.position for item, _ in batch]
     rng = np.random.default_rng(seed)
     sample = rng.choice(size, min(limits.MAP_ITEMS, size), replace=False)
     sample_labelled = rng.permutation(labelled)[: limits.MAP_LABELLED]
-    index = np.unique(np.array([*sample, *sample_labelled, *batch], np.int64))
+    index = np.unique([*sample, *sample_labelled, *chosen])
     positions, rows = index.tolist(), project.rows(index)
     ids, states = ledger.ids(positions), ledger.states()
     items = {
@@ -79,29 +79,29 @@ def _map(project: Project, labelled: list[int]) -> list[PlacedItem]:
             positions, ids, _coordinates(rows, seed), project.describe(positions), strict=True
         )
     }
-    nearest = _nearest_items(rows, np.searchsorted(index, list(batch))) if batch else []
-    for (position, chosen), near in zip(batch.items(), nearest, strict=True):
-        items[position] = replace(
-            items[position],
-            rank=chosen.rank,
-            weight=chosen.weight,
+    nearest = _nearest_items(rows, np.searchsorted(index, chosen)) if batch else []
+    for (item, predicted), near in zip(batch, nearest, strict=True):
+        items[item.position] = replace(
+            items[item.position],
+            rank=item.rank,
+            weight=item.weight,
             stands_for=tuple(ids[row] for row in near),
-            share=(chosen.nearest or 0.0) / size,
-            predicted=predicted.get(position),
+            share=(item.nearest or 0.0) / size,
+            predicted=predicted,
         )
     return list(items.values())
 
 
-def _latest_batch(ledger: Ledger) -> tuple[dict[int, Chosen], dict[int, tuple[str, float | None]]]:
-    """What is left of the latest batch that was not withdrawn as a whole, and its predicted labels."""
+def _latest_batch(ledger: Ledger) -> list[tuple[Chosen, Prediction | None]]:
+    """What is left of the latest batch that was not withdrawn as a whole, with its predicted labels."""
     withdrawn = ledger.withdrawn()
     for made in reversed(ledger.rounds()):
         gone = withdrawn.get(made.number, set())
-        batch = {item.position: item for item in made.batch if item.position not in gone}
-        if batch:
-            predicted = zip(made.batch, made.notes.get("predicted", ()), strict=False)  # old rounds have none
-            return batch, {item.position: (label, probability) for item, (label, probability) in predicted}
-    return {}, {}
+        predicted = chain(map(tuple, made.notes.get("predicted", ())), repeat(None))  # old rounds have none
+        pairs = zip(made.batch, predicted, strict=False)
+        if batch := [(item, prediction) for item, prediction in pairs if item.position not in gone]:
+            return batch
+    return []
 
 
 def _nearest_items(rows: Features, chosen: Index) -> list[list[int]]:

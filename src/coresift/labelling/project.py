@@ -9,26 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from coresift.errors import InputError
-from coresift.labelling.answers import BatchFile, Intake, check_replaceable, ingest
+from coresift.labelling.answers import BatchFile, Intake
 from coresift.labelling.creation import Beginning, create_project
+from coresift.labelling.database import NAME as LEDGER
 from coresift.labelling.opened import LostPoolError, OpenProject
 from coresift.labelling.pools import Reading
 from coresift.labelling.records import Answer, Chosen, Round
 from coresift.labelling.rounds import NextBatch
 from coresift.labelling.settings import NothingLeftError, Request
-from coresift.labelling.storage import BusyError
+from coresift.labelling.storage import FEATURES, LOCK, BusyError
 from coresift.loop import ask_next
 
 __all__ = ["BusyError", "LostPoolError", "NothingLeftError", "Project", "Request"]
 
 
 class Project(OpenProject):
-    """A labelling project: create it, choose batches, add answers.
-
-    Parameters
-    ----------
-    folder : the project's folder; `create` makes one.
-    """
+    """A labelling project in a folder: create it, choose batches, add answers."""
 
     @classmethod
     def create(cls, folder: Path, reading: Reading, **options: Any) -> Project:
@@ -39,23 +35,45 @@ class Project(OpenProject):
     def ingest_file(self, path: Path, wait: float = 10.0) -> Intake:
         """Add the labels of a CSV file."""
         with self.writing(wait):
-            return ingest(BatchFile(self, path))
+            known = self.class_counts()
+            answers, ignored, fingerprint = BatchFile(self, path).read()
+            changed = self.ledger.add_answers(answers, path.name, fingerprint)
+            if self.classes is not None:
+                return Intake(changed, ignored)
+            new = {name: count for name, count in self.class_counts().items() if name not in known}
+            return Intake(changed, ignored, tuple(known), new)
 
     def check_replaceable(self, path: Path) -> None:
         """Raise if writing to ``path`` would lose the pool, the project, or answers not ingested yet."""
-        check_replaceable(self, path)
+        resolved = path.resolve()
+        if resolved == Path(self.settings.reading.path).resolve():
+            raise InputError(f"{path} is the pool; name another file")
+        # SQLite keeps files next to the ledger, whose names begin with its own.
+        own = resolved.name in (FEATURES, LOCK) or resolved.name.startswith(LEDGER)
+        if own and resolved.parent == self.folder.resolve():
+            raise InputError(f"{path} is what the project itself is kept in; name another file")
+        if path.suffix.lower() == ".csv" and path.exists():
+            self._check_ingested(path)
+
+    def _check_ingested(self, path: Path) -> None:
+        try:
+            answers, _, fingerprint = BatchFile(self, path).read()
+        except InputError:
+            raise InputError(
+                f"{path} is there and is no batch to write over; mend it, remove it, or name another file"
+            ) from None
+        if not self.ledger.knows_answers(answers, path.name, fingerprint):
+            raise InputError(
+                f"{path} has answers in it: take them in with coresift ingest, or name another file"
+            )
 
     def reopen(self, ids: Sequence[str]) -> int:
         """Let items that are pending, skipped or excluded be chosen again; returns how many these were."""
         with self.writing(wait=10.0):
-            states = self.ledger.states()
-            closed = [
-                position
-                for position in self.positions(ids)
-                if states.get(position) in ("pending", "skipped", "excluded")
-            ]
-            self.ledger.reopen(closed)
-            return len(closed)
+            states, closed = self.ledger.states(), ("pending", "skipped", "excluded")
+            reopened = [position for position in self.positions(ids) if states.get(position) in closed]
+            self.ledger.reopen(reopened)
+            return len(reopened)
 
     def learner(self, request: Request, source: str = "answers") -> NextBatch:
         """Return the `Learner` of this project, for `coresift.loop.turn` with any `Labeller`."""
@@ -104,20 +122,18 @@ class Project(OpenProject):
         if not rounds or rounds[-1].asked != json.loads(json.dumps(asdict(request))):
             return None
         last = rounds[-1]
-        if replace and any(number != last.number for number, _ in self.ledger.pending()):
-            return None
-        return last if self.ledger.nothing_since(last.number) else None
+        withdraws = replace and any(number != last.number for number, _ in self.ledger.pending())
+        return last if self.ledger.nothing_since(last.number) and not withdraws else None
 
     def _check_pending(self) -> None:
         """Raise if items are pending and no answer came in since the last batch."""
         count = len(self.pending())
-        if not count or self.ledger.answers_since(len(self.ledger.rounds())):
-            return
-        raise InputError(
-            f"{count:,} {'item is' if count == 1 else 'items are'} pending already, and no answer came in "
-            "since the last batch; --more chooses further items, --replace withdraws the pending ones and "
-            f"chooses anew, and coresift pending {self.folder} lists them"
-        )
+        if count and not self.ledger.answers_since(len(self.ledger.rounds())):
+            raise InputError(
+                f"{count:,} {'item is' if count == 1 else 'items are'} pending already, and no answer came "
+                "in since the last batch; --more chooses further items, --replace withdraws the pending ones "
+                f"and chooses anew, and coresift pending {self.folder} lists them"
+            )
 
 
 class _Nobody:

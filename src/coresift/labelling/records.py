@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 Task = Literal["regression", "classification"]
 State = Literal["unlabelled", "pending", "labelled", "skipped", "excluded"]
+Prediction = tuple[str, float | None]  # a label, and the probability of a class
 
 # Beyond it squares overflow; such a number means "none" or is a mistake.
 LARGEST = 1e100
@@ -15,98 +16,59 @@ LARGEST = 1e100
 
 @dataclass(frozen=True)
 class Answer:
-    """What somebody says about one item.
-
-    Attributes
-    ----------
-    id : the item's id.
-    label : the number or the class, as text; ``None`` if the item was skipped.
-    who : who says so, if known.
-    at : when, in ISO 8601 with a time zone, if known; otherwise it is the time it came in.
-    """
+    """What somebody says about one item."""
 
     id: str
-    label: str | None
-    who: str | None = None
-    at: str | None = None
+    label: str | None  # the number or the class, as text; None if the item was skipped
+    who: str | None = None  # who says so, if known
+    at: str | None = None  # in ISO 8601 with a time zone, if known; otherwise it is the time it came in
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """The current label of an item.
+    """The current label of an item, and who gave it and when, as far as is known."""
 
-    Attributes
-    ----------
-    position : the item's row in the pool.
-    label : the number or the class, as text.
-    who, at : who gave it and when, as far as is known.
-    round : the latest round that asked for it; 0 if none did.
-    first : whether it was there when the project began.
-    """
-
-    position: int
-    label: str
+    position: int  # the item's row in the pool
+    label: str  # the number or the class, as text
     who: str | None
     at: str
-    round: int
-    first: bool
+    round: int  # the latest round that asked for it; 0 if none did
+    first: bool  # whether it was there when the project began
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """One item of a batch.
+    """One item of a batch."""
 
-    Attributes
-    ----------
-    position : the item's row in the pool.
-    rank : its number in the batch, from 1.
-    weight : the selector's weight w_n, see `Batch.weights`; ``None`` if the strategy gives none.
-    nearest : about how many items of the pool are nearer to it than to the rest of the batch, by features.
-    """
-
-    position: int
+    position: int  # the item's row in the pool
     id: str
-    rank: int
-    weight: float | None = None
+    rank: int  # its number in the batch, from 1
+    weight: float | None = None  # the selector's w_n, see `Batch.weights`, if the strategy gives any
+    # About how many items of the pool are nearer to it than to the rest of the batch, by features.
     nearest: float | None = None
 
 
 @dataclass(frozen=True)
 class Round:
-    """A batch that was chosen, and how.
+    """A batch that was chosen, and how."""
 
-    Attributes
-    ----------
-    number : the round, from 1.
-    at : when it was chosen, in ISO 8601.
-    data : fingerprint of the pool and of the labels that the model was fitted to.
-    asked : the fields of the `Request`.
-    labels : how many labels there were.
-    notes : further facts, such as the forecast.
-    batch : the items, by rank.
-    residuals : what was left to explain after each step of the selector, see `Batch.residuals`.
-    """
-
-    number: int
-    at: str
+    number: int  # from 1
+    at: str  # when it was chosen, in ISO 8601
     strategy: str
     seed: int
     model: str
-    data: str
-    asked: Mapping[str, Any]
-    labels: int
+    data: str  # fingerprint of the pool and of the labels that the model was fitted to
+    asked: Mapping[str, Any]  # the fields of the `Request`
+    labels: int  # how many there were
     seconds: float
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    batch: tuple[Chosen, ...] = ()
-    residuals: tuple[float, ...] | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)  # further facts, such as the forecast
+    batch: tuple[Chosen, ...] = ()  # by rank
+    residuals: tuple[float, ...] | None = None  # of the selector's steps, see `Batch.residuals`
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A point of a learning curve: the error of a model trained on so many labels, with a rough interval.
-
-    The error is the root mean squared error (RMSE) or the error rate.
-    """
+    """The RMSE or the error rate of a model trained on so many labels, with a rough interval."""
 
     labels: int
     error: float
@@ -116,63 +78,41 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class PlacedItem:
-    """An item of the pool, with its coordinates on the map.
-
-    Attributes
-    ----------
-    description : column -> text; under ``image`` the path of a file.
-    rank, weight : those of an item of the batch.
-    stands_for : ids of the pool items nearest to it, which it represents.
-    share : the fraction of the pool that it represents.
-    predicted : the label that the model predicted when the item was chosen, and the probability of a class.
-    """
+    """An item of the pool, with its coordinates on the map; the fields from ``rank`` on are of a batch."""
 
     id: str
     x: float
     y: float
     state: State
-    description: Mapping[str, str] = field(default_factory=dict)
+    description: Mapping[str, str] = field(default_factory=dict)  # by column; "image" is the path of a file
     rank: int | None = None
     weight: float | None = None
-    stands_for: tuple[str, ...] = ()
-    share: float | None = None
-    predicted: tuple[str, float | None] | None = None
+    stands_for: tuple[str, ...] = ()  # ids of the pool items nearest to it, which it represents
+    share: float | None = None  # the fraction of the pool that it represents
+    predicted: Prediction | None = None  # when the item was chosen
 
 
 @dataclass(frozen=True)
 class ProjectReport:
-    """The content of the report page, as plain values.
-
-    Attributes
-    ----------
-    answered : number of a round -> how many items of its batch have an answer.
-    curve : the cross-validated error of each round, called `error_name`.
-    fitted : the learning curve with its interval; it may reach beyond the last round.
-    random : the curve of random labels.
-    worth : sentences that forecast what the batch brings.
-    classes, values : the labels so far: of a classification label -> count, of a regression the numbers.
-    map, map_about : a sample of the pool and the whole batch, and how their coordinates were found.
-    settings : name -> value, shown at the end.
-    withdrawn : number of a round -> how many items of its batch were reopened or excluded without an answer.
-    """
+    """The content of the report page, as plain values."""
 
     name: str
     task: Task
     target: str
     counts: Mapping[State, int]
     rounds: Sequence[Round] = ()
-    answered: Mapping[int, int] = field(default_factory=dict)
-    curve: Sequence[CurvePoint] = ()
-    fitted: Sequence[CurvePoint] = ()
-    random: Sequence[CurvePoint] = ()
+    answered: Mapping[int, int] = field(default_factory=dict)  # round -> items of its batch with an answer
+    curve: Sequence[CurvePoint] = ()  # the cross-validated error of each round, called `error_name`
+    fitted: Sequence[CurvePoint] = ()  # the learning curve, which may reach beyond the last round
+    random: Sequence[CurvePoint] = ()  # the curve of random labels
     error_name: str = "error"
-    worth: Sequence[str] = ()
-    classes: Mapping[str, int] = field(default_factory=dict)
-    values: Sequence[float] = ()
-    map: Sequence[PlacedItem] = ()
-    map_about: str = ""
-    settings: Mapping[str, str] = field(default_factory=dict)
-    withdrawn: Mapping[int, int] = field(default_factory=dict)
+    worth: Sequence[str] = ()  # sentences that forecast what the batch brings
+    classes: Mapping[str, int] = field(default_factory=dict)  # the labels of a classification, counted
+    values: Sequence[float] = ()  # the labels of a regression
+    map: Sequence[PlacedItem] = ()  # a sample of the pool and the whole batch
+    map_about: str = ""  # how their coordinates were found
+    settings: Mapping[str, str] = field(default_factory=dict)  # shown at the end
+    withdrawn: Mapping[int, int] = field(default_factory=dict)  # round -> items withdrawn without an answer
 
     @property
     def standing(self) -> list[Round]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain, count
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from coresift.errors import InputError
 from coresift.labelling.cells import guarded
 from coresift.labelling.database import NAME, TABLES
 from coresift.labelling.labellers.files import answer_parts
+from coresift.labelling.outcomes import ANSWERS
 
 # The primary key of each table, in the order in which a ledger has them.
 _KEYS = {"facts": "fact", "items": "position", "rounds": "number", "imports": "import", "events": "event"}
@@ -30,22 +32,13 @@ _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
 
 @dataclass(frozen=True)
 class Repaired:
-    """What was read of a ledger.
+    """What was read of a ledger."""
 
-    Attributes
-    ----------
-    rows : how many rows of each table were read.
-    lost : how many rows are missing between them, by their numbers.
-    labels : how many labels and skips ``labels.csv`` has.
-    unnamed : answers of items whose id could not be read; ``events.csv`` has them by their position.
-    command : begins a new project with the labels; ``None`` if the settings could not be read.
-    """
-
-    rows: Mapping[str, int]
-    lost: Mapping[str, int]
-    labels: int
-    unnamed: int
-    command: str | None
+    rows: Mapping[str, int]  # how many rows of each table were read
+    lost: Mapping[str, int]  # how many are missing between them, by their numbers
+    labels: int  # how many labels and skips labels.csv has
+    unnamed: int  # answers of items whose id could not be read; events.csv has them by their position
+    command: str | None  # begins a new project with the labels; None if the settings could not be read
 
 
 def repair(folder: Path, out: Path) -> Repaired:
@@ -54,26 +47,33 @@ def repair(folder: Path, out: Path) -> Repaired:
     There is a CSV file for each table, and ``labels.csv`` with the last readable answer for each item, which
     ``coresift init --labels`` reads. Nothing in ``folder`` is changed.
     """
-    ledger = folder / NAME
-    if not ledger.is_file():
-        raise InputError(f"{folder} is no project: it has no {NAME}")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is there already; name a new folder")
+    _check_folders(folder, out)
     out.mkdir(parents=True, exist_ok=True)
     tables = _read_copy(folder)
     if not any(tables.values()):
-        raise InputError(f"nothing can be read of {ledger}; put a copy of it back")
+        raise InputError(f"nothing can be read of {folder / NAME}; put a copy of it back")
     for name, rows in tables.items():
         _write_table(out / f"{name}.csv", list(rows[0]) if rows else [], [list(row.values()) for row in rows])
     settings = _settings(tables["facts"])
-    labels, unnamed = _write_labels(out / "labels.csv", tables, settings)
+    answers, unnamed = _answers(tables)
+    target, reading = str(settings.get("target", "label")), settings.get("reading")
+    id_column = reading.get("id") if isinstance(reading, dict) else None
+    header = [answer_parts(target, id_column)["id"][0], target, "skip", "who", "at"]
+    _write_table(out / "labels.csv", header, answers)
     return Repaired(
         rows={name: len(rows) for name, rows in tables.items()},
         lost={name: _gaps([row[key] for row in tables[name]], name) for name, key in _KEYS.items()},
-        labels=labels,
+        labels=len(answers),
         unnamed=unnamed,
         command=_command(settings, out / "labels.csv"),
     )
+
+
+def _check_folders(folder: Path, out: Path) -> None:
+    if not (folder / NAME).is_file():
+        raise InputError(f"{folder} is no project: it has no {NAME}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is there already; name a new folder")
 
 
 def _read_copy(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -124,26 +124,23 @@ def _rows(connection: sqlite3.Connection, table: str, key: str, bound: int) -> I
     query = f'SELECT * FROM {table} WHERE "{key}" >= ? ORDER BY "{key}"'
 
     def works(start: int) -> bool:
-        try:
+        with suppress(*_DAMAGE):
             connection.execute(f"{query} LIMIT 1", (start,)).fetchall()
-        except _DAMAGE:
-            return False
-        return True
+            return True
+        return False
 
     seen: set[int] = set()
     start = 0
     while start < bound:
-        try:
+        with suppress(*_DAMAGE):
             for row in connection.execute(query, (start,)):
                 if 0 <= row[key] < bound and row[key] not in seen:
                     seen.add(row[key])
                     start = row[key] + 1
                     yield row
             return
-        except _DAMAGE:
-            while start in seen:
-                start += 1
-            start = _next_readable(works, start, bound)
+        start = next(number for number in count(start) if number not in seen)
+        start = _next_readable(works, start, bound)
 
 
 def _next_readable(works: Callable[[int], bool], bad: int, bound: int) -> int:
@@ -193,24 +190,18 @@ def _settings(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {}
 
 
-def _write_labels(
-    path: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]], settings: Mapping[str, Any]
-) -> tuple[int, int]:
-    """Write the current answers; returns how many these are, and how many have no id."""
+def _answers(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[list[list[Any]], int]:
+    """The cells of the current answers: id, label, skip, who and at; and how many others have no id."""
     last = {row["position"]: row for row in tables["events"]}
-    answers = [row for row in last.values() if row["kind"] in ("labelled", "skipped")]
+    answers = [row for row in last.values() if row["kind"] in ANSWERS]
     ids = {row["position"]: row["id"] for row in tables["items"]}
-    rows = [[ids[row["position"]], *_described(row)] for row in answers if row["position"] in ids]
-    target, reading = str(settings.get("target", "label")), settings.get("reading")
-    id_column = reading.get("id") if isinstance(reading, dict) else None
-    _write_table(path, [answer_parts(target, id_column)["id"][0], target, "skip", "who", "at"], rows)
-    return len(rows), len(answers) - len(rows)
-
-
-def _described(event: Mapping[str, Any]) -> list[Any]:
-    """The cells of an answer: label, skip, who and at."""
-    at = next(filter(_is_time, (event["said_at"], event["at"])), None)
-    return [event["label"], "x" if event["kind"] == "skipped" else None, event["who"], at]
+    cells = []
+    for row in answers:
+        if row["position"] in ids:
+            skip = "x" if row["kind"] == "skipped" else None
+            at = next(filter(_is_time, (row["said_at"], row["at"])), None)
+            cells.append([ids[row["position"]], row["label"], skip, row["who"], at])
+    return cells, len(answers) - len(cells)
 
 
 def _is_time(text: Any) -> bool:
@@ -248,9 +239,8 @@ def _command(settings: Mapping[str, Any], labels: Path) -> str | None:
             "--classes": ",".join(settings["classes"] or ()),
             "--seed": str(settings["seed"] or ""),
         }
-        words = [word for option, value in options.items() if value for word in (option, value)]
-        flags = ["--skip-broken"] if reading.get("skip") else []
-        return shlex.join(
-            ["coresift", "init", "NEW", *words, *flags, "--hand-picked", "--labels", str(labels)]
-        )
+        given = chain.from_iterable((option, value) for option, value in options.items() if value)
+        last = ["--skip-broken"] if reading.get("skip") else []
+        last += ["--hand-picked", "--labels", str(labels)]
+        return shlex.join(["coresift", "init", "NEW", *given, *last])
     return None

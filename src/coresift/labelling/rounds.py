@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
-from typing import Any, TypeAlias
+from dataclasses import asdict, astuple
+from itertools import count, repeat
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +21,7 @@ from coresift.labelling.forecast import forecast, information
 from coresift.labelling.ledger import Ingested, now
 from coresift.labelling.model import MODEL_NAMES, predicted
 from coresift.labelling.opened import OpenProject
-from coresift.labelling.records import Answer, Chosen, Round
+from coresift.labelling.records import Answer, Chosen, Prediction, Round
 from coresift.labelling.settings import NothingLeftError, Request
 from coresift.labelling.storage import FEATURES, BusyError
 from coresift.selection import Resources, select
@@ -32,31 +34,19 @@ Features: TypeAlias = npt.NDArray[np.float32]  # (n, d)
 COLD = "k-medoids"
 
 
-@dataclass(frozen=True, eq=False)
-class Candidates:
-    """The items that a batch is chosen from, by their positions.
+class Candidates(NamedTuple):
+    """The items that a batch is chosen from, by their positions."""
 
-    Attributes
-    ----------
-    looked_at : (n,) ascending; contains ``pending`` and ``first``.
-    pending : items that count as taken.
-    first : items that must be in the batch.
-    closed : items that cannot be chosen.
-    """
-
-    looked_at: Index
-    pending: list[int]
-    first: list[int]
-    closed: set[int]
+    looked_at: Index  # (n,) ascending, with those that are pending or first
+    pending: list[int]  # items that count as taken
+    first: list[int]  # items that must be in the batch
+    closed: set[int]  # items that cannot be chosen
 
 
 class NextBatch:
     """A project as a `Learner`; each `fit` begins a round from the current state of the ledger.
 
-    Parameters
-    ----------
-    withdraw : open all pending items, and choose anew.
-    source : where answers come from, for `add`.
+    To ``withdraw`` opens all pending items and chooses anew. ``source`` says where added answers come from.
     """
 
     def __init__(
@@ -75,8 +65,8 @@ class NextBatch:
         self._last_event, self._rounds = ledger.last_event(), ledger.rounds()
         pending = ledger.pending() if self.withdraw else []
         self._withdrawn = [item.position for _, item in pending]
-        withdrawn = Counter({number: len(items) for number, items in ledger.withdrawn().items()})
-        withdrawn.update(number for number, _ in pending)
+        withdrawn = Counter(number for number, _ in pending)
+        withdrawn.update({number: len(items) for number, items in ledger.withdrawn().items()})
         # Withdrawn batches do not count, so that the same command gives the same batch after them.
         turn = 1 + sum(withdrawn[one.number] < len(one.batch) for one in self._rounds)
         entropy = [self.project.settings.seed, turn]
@@ -90,21 +80,16 @@ class NextBatch:
         """Choose items; raises `NothingLeftError` if there are none."""
         cold = model is None and self.request.strategy != "random"
         self._strategy = COLD if cold else self.request.strategy
-        candidates = self._candidates(cold)
         pick = self._pick_here if self.request.engine is None else self._pick_on_ray
-        picked, seen = pick(model, candidates)
-        if not picked.rows:
+        (positions, weights, self._residuals), seen = pick(model, self._candidates(cold))
+        if not positions:
             raise NothingLeftError("there is nothing left to choose within these limits")
-        self._residuals = picked.residuals
         self._choose_seconds = time.perf_counter() - self._began - self._fit_seconds
-        nearest = self._count_nearest(picked.rows, seen)
-        weights = picked.weights or [None] * len(picked.rows)
-        ids, ranks = self.project.ledger.ids(picked.rows), range(1, len(picked.rows) + 1)
-        return list(map(Chosen, picked.rows, ids, ranks, weights, nearest))
+        nearest, ids = self._count_nearest(positions, seen), self.project.ledger.ids(positions)
+        return list(map(Chosen, positions, ids, count(1), weights or repeat(None), nearest))
 
     def look(self, model: Any | None, items: Sequence[Chosen]) -> Round:
         """Forecast what the batch brings, and describe the round."""
-        positions = [item.position for item in items]
         withdrawn, ledger = len(self._withdrawn), self.project.ledger
         notes = {
             "cold": model is None,
@@ -113,9 +98,10 @@ class NextBatch:
             "open": ledger.counts()["unlabelled"] + withdrawn,
             "fit_seconds": round(self._fit_seconds, 3),
             "choose_seconds": round(self._choose_seconds, 3),
-            "predicted": [] if model is None else self._predicted(model, positions),
-            **({} if model is None else self._forecast(model, positions)),
+            "predicted": [],
         }
+        if model is not None:
+            notes |= self._forecast(model, self.project.rows([item.position for item in items]))
         return Round(
             number=len(self._rounds) + 1,
             at=now(),
@@ -152,21 +138,19 @@ class NextBatch:
         first, excluded = (project.positions(ids) for ids in (request.must_include, request.exclude))
         self._check_wishes(first, excluded, states)
         pending = [position for position, state in states.items() if state == "pending"]
-        closed = {position for position, state in states.items() if state not in ("pending", "unlabelled")}
-        closed.update(excluded)
+        done = {position for position, state in states.items() if state not in ("pending", "unlabelled")}
+        closed = done.union(excluded)
         is_open = np.ones(len(project.features), bool)
         is_open[[*closed, *pending]] = False
         open_items = self._sample(np.flatnonzero(is_open), cold)
-        looked_at = np.unique(np.array([*open_items, *pending, *first], np.int64))
+        looked_at = np.unique([*open_items, *pending, *first]).astype(np.int64)
         if len(looked_at) == len(pending):
             raise NothingLeftError("every item of the pool has a label, is pending, skipped or excluded")
         return Candidates(looked_at, pending, first, closed)
 
     def _sample(self, items: Index, cold: bool) -> Index:
         """Draw as many items at random as are looked at, or take all."""
-        most = self.request.candidates or len(items)
-        if cold:
-            most = min(most, limits.COLD_CANDIDATES)
+        most = min(self.request.candidates or len(items), limits.COLD_CANDIDATES if cold else len(items))
         if len(items) <= most:
             return items
         return np.random.default_rng(self._seed).choice(items, most, replace=False)
@@ -184,20 +168,18 @@ class NextBatch:
 
     def _pick_here(self, model: Any | None, candidates: Candidates) -> tuple[Picked, Features]:
         """Choose in this process; also returns the features of the candidates."""
-        request, looked_at = self.request, candidates.looked_at
+        looked_at = candidates.looked_at
         self._looked_at = len(looked_at)
         rows = self.project.rows(looked_at)
         wishes = self._limits(looked_at)
-        pending, first = (
-            np.searchsorted(looked_at, positions).tolist()
-            for positions in (candidates.pending, candidates.first)
-        )
-        size = min(request.batch_size, len(looked_at) - len(pending)) if request.batch_size else 128
+        pending = np.searchsorted(looked_at, candidates.pending).tolist()
+        first = np.searchsorted(looked_at, candidates.first).tolist()
+        size = self.request.batch_size
+        size = min(size, len(looked_at) - len(pending)) if size else 128
         posterior, labelled = (None, None) if model is None else (model.posterior_, self._labelled_rows())
         ask = asker(rows, posterior, labelled, self._strategy, size, self._seed)
         picked = choose_within(ask, len(rows), wishes, pending, first)
-        positions = tuple(looked_at[list(picked.rows)].tolist())
-        return Picked(positions, picked.weights, picked.residuals), rows
+        return picked._replace(rows=tuple(looked_at[list(picked.rows)].tolist())), rows
 
     def _pick_on_ray(self, model: Any | None, candidates: Candidates) -> tuple[Picked, Features]:
         """Choose on a cluster from all items; also returns the features of a random sample."""
@@ -237,50 +219,44 @@ class NextBatch:
 
     def _limits(self, looked_at: Index) -> Limits:
         pool, request = self.project.pool, self.request
-        costs = groups = None
+        wishes = Limits(size=request.batch_size or math.inf)
         if request.budget is not None:
             costs = pool.costs
             if costs is None:
                 raise InputError("--budget is in the unit of a cost column; name one with --cost at init")
-            costs = costs[looked_at]
+            wishes.budget, wishes.costs = request.budget, costs[looked_at]
         if request.per_group is not None:
-            all_groups = pool.groups
-            if all_groups is None:
+            groups = pool.groups
+            if groups is None:
                 raise InputError("--per-group needs a column of groups; name one with --group at init")
-            groups = [all_groups[position] for position in looked_at]
-        return Limits(request.batch_size, request.budget, costs, request.per_group, groups)
+            wishes.per_group, wishes.groups = request.per_group, [groups[row] for row in looked_at]
+        return wishes
 
-    # The notes of a round.
-
-    def _predicted(self, model: Any, positions: Sequence[int]) -> list[tuple[str, float | None]]:
-        """The predicted label of each item, and for classes its probability."""
-        task = self.project.task
-        # Standard deviations would have to be calibrated first, which takes longer than all else here.
-        return [
-            (label, None if task == "regression" else probability)
-            for label, probability in predicted(model, task, self.project.rows(positions))
-        ]
-
-    def _forecast(self, model: Any, positions: Sequence[int]) -> dict[str, Any]:
-        """Forecast what the batch brings, in sentences and curves."""
+    def _forecast(self, model: Any, rows: Features) -> dict[str, Any]:
+        """Predict the labels of the batch, and forecast what these bring, in sentences and curves."""
         project, size = self.project, len(self.project.features)
         generator = np.random.default_rng(self._seed)
         sample = generator.choice(size, min(limits.POOL_SAMPLE, size), replace=False)
-        carried = information(model.posterior_, project.rows(sample), project.rows(positions), self._seed)
+        carried = information(model.posterior_, project.rows(sample), rows, self._seed)
         made = forecast(
             self._labelled_rows(),
             self._values,
             np.array([one.round for one in self._labelled]),
             np.array(project.drawn_at_random(self._labelled)),
             project.task,
-            batch_size=len(positions),
+            batch_size=len(rows),
             information=carried,
             earlier=[(one.labels, *one.notes["gain"]) for one in self._rounds if one.notes.get("gain")],
             seed=self._seed,
         )
+        labels: list[Prediction] = list(predicted(model, project.task, rows))
+        if project.task == "regression":
+            # Standard deviations would have to be calibrated first, which takes longer than all else here.
+            labels = [(label, None) for label, _ in labels]
         of_batch, of_random = carried or (None, None)
         curves = {"curve": made.curve, "fitted": made.fitted, "random": made.random}
         return {
+            "predicted": labels,
             "information": of_batch,
             "random_information": of_random,
             "gain": made.gain,

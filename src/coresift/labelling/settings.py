@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -21,31 +22,18 @@ class NothingLeftError(InputError):
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that a project was created with.
-
-    Attributes
-    ----------
-    reading : how the pool is read.
-    kind : the kind of pool.
-    task, target : what is predicted.
-    classes : the labels that are allowed; ``None`` for any.
-    features : a description of the features.
-    fingerprint : the fingerprint of the pool.
-    seed : the seed of everything random.
-    hand_picked : whether the first labels were picked by hand, not drawn at random.
-    stamp : a digest of the sizes and times of the pool's files: while it is the same, so is the pool.
-    """
+    """The settings that a project was created with."""
 
     reading: Reading
-    kind: str
+    kind: str  # the kind of pool
     task: Task
     target: str
-    classes: tuple[str, ...] | None
-    features: str
-    fingerprint: str
-    seed: int
-    hand_picked: bool = False
-    stamp: str = ""
+    classes: tuple[str, ...] | None  # the labels that are allowed; None for any
+    features: str  # what they are, in words
+    fingerprint: str  # of the pool
+    seed: int  # of everything random
+    hand_picked: bool = False  # whether the first labels were picked by hand, not drawn at random
+    stamp: str = ""  # of the sizes and times of the pool's files: while it is the same, so is the pool
 
     @classmethod
     def from_json(cls, described: Mapping[str, Any]) -> Settings:
@@ -58,40 +46,28 @@ class Settings:
                 "was made by a newer version of coresift: update coresift"
             )
         reading |= {"features": tuple(reading["features"]), "skip": tuple(reading.get("skip", ()))}
-        values = {"reading": Reading(**reading), "classes": None if classes is None else tuple(classes)}
-        return cls(**{**described, **values})
+        classes = None if classes is None else tuple(classes)
+        return cls(**{**described, "reading": Reading(**reading), "classes": classes})
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request for a batch.
+    """A request for a batch."""
 
-    Attributes
-    ----------
-    batch_size : number of items; may be left out if there is a budget.
-    budget : what they may cost together.
-    strategy : a name from `STRATEGIES`.
-    exclude : ids of items that can never be labelled.
-    must_include : ids of items that the batch must contain.
-    per_group : the largest number of items of one group.
-    candidates : how many items to look at, drawn at random; ``None`` for all.
-    engine : "ray" for a cluster.
-    """
-
-    batch_size: int | None = None
-    budget: float | None = None
-    strategy: str = DEFAULT
-    exclude: tuple[str, ...] = ()
-    must_include: tuple[str, ...] = ()
-    per_group: int | None = None
-    candidates: int | None = limits.CANDIDATES
-    engine: str | None = None
+    batch_size: int | None = None  # number of items; may be left out if there is a budget
+    budget: float | None = None  # what they may cost together
+    strategy: str = DEFAULT  # a name from `STRATEGIES`
+    exclude: tuple[str, ...] = ()  # ids of items that can never be labelled
+    must_include: tuple[str, ...] = ()  # ids of items that the batch must contain
+    per_group: int | None = None  # the largest number of items of one group
+    candidates: int | None = limits.CANDIDATES  # how many to look at, drawn at random; None for all
+    engine: str | None = None  # "ray" for a cluster
 
     def __post_init__(self) -> None:
         if self.batch_size is None and self.budget is None:
             raise InputError("say how many items with --batch-size, or what they may cost with --budget")
         for name in ("batch_size", "budget", "per_group", "candidates"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
+            if value is not None and not 0 < value < math.inf:
                 raise InputError(f"--{name.replace('_', '-')} is {value}, expected a number above zero")
         find_strategy(self.strategy)

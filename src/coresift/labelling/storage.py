@@ -62,9 +62,7 @@ def describe_features(path: Path) -> dict[str, Any]:
 def open_features(folder: Path, items: int, made: Mapping[str, Any]) -> npt.NDArray[np.float32]:
     """Map a project's features (items, d) from the disk; raise if they have changed since the beginning.
 
-    Parameters
-    ----------
-    made : the result of `describe_features` then; empty in old projects.
+    ``made`` is the result of `describe_features` then, and empty in old projects.
     """
     path = folder / FEATURES
     try:
@@ -143,15 +141,12 @@ def check_nothing_is_lost(folder: Path, pool: Path) -> None:
     if (folder / LEDGER).exists():
         raise InputError(f"{folder} is a project already; go on with coresift select, or name another")
     features = folder / FEATURES
-    if not features.exists():
-        return
-    if features.resolve() == pool.resolve():
+    if features.exists() and features.resolve() == pool.resolve():
         raise InputError(
             f"{pool} is the pool, and a project in {folder} would be written over it; name another folder"
         )
-    if _is_leftover(folder):
-        return
-    raise InputError(
-        f"{folder} has no {LEDGER}, but a {FEATURES} that a project would be written over; name another "
-        "folder, or remove it if it is left of a project"
-    )
+    if features.exists() and not _is_leftover(folder):
+        raise InputError(
+            f"{folder} has no {LEDGER}, but a {FEATURES} that a project would be written over; name another "
+            "folder, or remove it if it is left of a project"
+        )
