@@ -15,7 +15,7 @@ from coresift.atomic import write_text
 from coresift.bench import across
 from coresift.bench.statistics import LEVEL
 from coresift.bench.store import PACKED, pack, read
-from coresift.bench.summary import ORACLE, RANDOM, REFERENCES, Summary
+from coresift.bench.summary import RANDOM, REFERENCES, Summary
 from coresift.bench.tables import NOTHING
 from coresift.errors import InputError
 from coresift.report.figures import COLOURS, INK, SOFT, save, styled
@@ -29,17 +29,9 @@ def write_suite_report(folder: Path, out: Path | None = None) -> Path:
     Each subfolder, such as ``regression-forest``, holds the rounds of a task and a model.
     """
     out = out or folder
-    parts = sorted(path for path in folder.iterdir() if path.is_dir() and _has_results(path))
-    if not parts:
-        raise InputError(
-            f"{folder} holds no results of a suite: no subfolder has DATA/METHOD.jsonl or {PACKED}"
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    summaries = {}
-    for path in parts:
-        records, origins = read(path)
-        pack(records, origins, out / path.name / PACKED if out != folder else path / PACKED)
-        summaries[path.name] = Summary.of(records)
+    summaries = {
+        path.name: _summary(path, out / path.name) for path in sorted(folder.iterdir()) if _has_results(path)
+    }
     summaries = {name: found for name, found in summaries.items() if len(found.errors) > 0}
     if not summaries:
         raise InputError(f"no method has finished a run in {folder}; coresift experiment run continues them")
@@ -51,6 +43,14 @@ def write_suite_report(folder: Path, out: Path | None = None) -> Path:
     write_text(out / "report.md", markdown(title, short))
     write_text(out / "report.html", page(title, [*short, *details]))
     return out / "report.html"
+
+
+def _summary(folder: Path, out: Path) -> Summary:
+    """Summarise one part, and pack its rounds into one file."""
+    records, origins = read(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    pack(records, origins, out / PACKED)
+    return Summary.of(records)
 
 
 def of_suite(folder: Path) -> bool:
@@ -126,39 +126,38 @@ def _losses(summaries: Mapping[str, Summary]) -> list[Part]:
 
 def _table(summary: Summary) -> Table:
     """One row a method: gain, savings, harm, seconds."""
-    methods = [name for name in summary.methods if name != RANDOM]
-    p_values = across.differs({name: summary.gaps(name) for name in methods})
+    others = [name for name in summary.methods if name != RANDOM]
+    p_values = across.differs({name: summary.gaps(name) for name in others})
     counts = {reference: summary.counts(reference) for reference in REFERENCES}
-    has_oracle = any(ORACLE in of for of in summary.errors.values())
-    rows = []
-    for name in summary.methods:
-        others = [_counted(counts[reference].get(name)) for reference in REFERENCES]
-        attained = summary.attained(name)
-        rows.append(
-            [
-                name,
-                f"{summary.gain(name):{'+.1f' if summary.classes else '.3f'}}" if name != RANDOM else NOTHING,
-                f"{summary.labels_ratio(name):.2f}" if name != RANDOM else NOTHING,
-                f"{p_values[name]:.2g}" if name in p_values else NOTHING,
-                *others,
-                f"{across.harm(summary.areas, name):.0%}" if name != RANDOM else NOTHING,
-                f"{summary.ranks[name]:.1f}",
-                f"{summary.seconds[name]:.2g}",
-                *([] if not has_oracle else [NOTHING if attained is None else f"{attained:.0%}"]),
-            ]
-        )
     gain = "gain, points" if summary.classes else "RMSE / random's"
-    columns = ["method", gain, "labels", "p", "against random", "against margin", "harm", "rank", "seconds"]
+    columns = {
+        gain: {name: f"{summary.gain(name):{_spec(summary)}}" for name in others},
+        "labels": {name: f"{summary.labels_ratio(name):.2f}" for name in others},
+        "p": {name: f"{p_value:.2g}" for name, p_value in p_values.items()},
+        **{f"against {reference}": _counted(counts[reference]) for reference in REFERENCES},
+        "harm": {name: f"{across.harm(summary.areas, name):.0%}" for name in others},
+        "rank": {name: f"{rank:.1f}" for name, rank in summary.ranks.items()},
+        "seconds": {name: f"{seconds:.2g}" for name, seconds in summary.seconds.items()},
+        "of the oracle's gain": {
+            name: f"{share:.0%}" for name in others if (share := summary.attained(name)) is not None
+        },
+    }
+    filled = {column: cells for column, cells in columns.items() if cells}
     return Table(
-        [*columns, *(["of the oracle's gain"] if has_oracle else [])],
-        rows,
+        ["method", *filled],
+        [[name, *(cells.get(name, NOTHING) for cells in filled.values())] for name in summary.methods],
         "Methods by mean rank. Against: data sets on which a method is better : equal : worse. Seconds: the "
         "median to choose a batch.",
     )
 
 
-def _counted(count: Counter[Any] | None) -> str:
-    return NOTHING if not count else f"{count['win']} : {count['tie']} : {count['loss']}"
+def _spec(summary: Summary) -> str:
+    """Return how gains are formatted."""
+    return "+.1f" if summary.classes else ".3f"
+
+
+def _counted(counts: Mapping[str, Counter[Any]]) -> dict[str, str]:
+    return {name: f"{count['win']} : {count['tie']} : {count['loss']}" for name, count in counts.items()}
 
 
 def _judges(summary: Summary) -> list[Part]:
@@ -167,8 +166,7 @@ def _judges(summary: Summary) -> list[Part]:
     for judge, errors in summary.judged.items():
         gains = {name: summary.gain(name, errors) for name in summary.methods if name != RANDOM}
         best = sorted(gains, key=lambda name: gains[name].mean * (-1 if summary.classes else 1))[:5]
-        spec = "+.1f" if summary.classes else ".3f"
-        found.append(f"{judge}: " + ", ".join(f"{name} {gains[name]:{spec}}" for name in best))
+        found.append(f"{judge}: " + ", ".join(f"{name} {gains[name]:{_spec(summary)}}" for name in best))
     if not found:
         return []
     return [

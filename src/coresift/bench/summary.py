@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from itertools import chain
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -42,33 +43,14 @@ class Summary:
     @classmethod
     def of(cls, records: Sequence[Record]) -> Summary:
         """Gather finished runs, of the seeds that all methods on a data set have finished."""
-        runs: dict[str, dict[str, dict[int, Record]]] = {}
-        for record in records:
-            if record.done:
-                runs.setdefault(record.data, {}).setdefault(record.method, {})[record.seed] = record
-        common = {data: sorted(set.intersection(*map(set, of.values()))) for data, of in runs.items()}
-        kept = {
-            data: {name: [of[name][seed] for seed in common[data]] for name in of}
-            for data, of in runs.items()
-            if common[data] and RANDOM in of
-        }
-        times: dict[str, list[float]] = {}
-        for of in kept.values():
-            for name, found in of.items():
-                times.setdefault(name, []).extend(
-                    turn.select_seconds for run in found for turn in run.rounds if turn.chosen
-                )
-        judges = sorted({name for record in records for name in record.rounds[-1].judged or {}})
-        first = next((run for of in kept.values() for run in of[RANDOM]), None)
+        kept = _common_runs(record for record in records if record.done)
+        judges = {name for record in records for name in record.rounds[-1].judged or ()}
         return cls(
-            classes=first is not None and first.rounds[0].accuracy is not None,
-            labels={
-                data: np.array([turn.labels for turn in of[RANDOM][0].rounds], float)
-                for data, of in kept.items()
-            },
+            classes=any(record.rounds[0].accuracy is not None for record in records),
+            labels={data: _labels(of[RANDOM][0]) for data, of in kept.items()},
             errors=_table(kept, lambda run: [turn.error for turn in run.rounds]),
-            seconds={name: float(np.median(found)) for name, found in times.items() if found},
-            judged={judge: _table(kept, partial(_judged, judge)) for judge in judges},
+            seconds=_seconds(kept.values()),
+            judged={judge: _table(kept, partial(_judged, judge)) for judge in sorted(judges)},
         )
 
     @cached_property
@@ -129,6 +111,37 @@ class Summary:
                 random, own, best = (of[name].mean() for name in (RANDOM, method, ORACLE))
                 shares.append((random - own) / (random - best))
         return float(np.mean(shares)) if shares else None
+
+
+Runs: TypeAlias = Mapping[str, Sequence[Record]]  # method -> runs, by seed
+
+
+def _common_runs(records: Iterable[Record]) -> dict[str, Runs]:
+    """Sort runs by data set and method, of seeds that all methods have; data sets need runs of random."""
+    runs = defaultdict[str, dict[str, dict[int, Record]]](dict)
+    for record in records:
+        runs[record.data].setdefault(record.method, {})[record.seed] = record
+    kept: dict[str, Runs] = {}
+    for data, of in runs.items():
+        seeds = sorted(set.intersection(*map(set, of.values())))
+        if seeds and RANDOM in of:
+            kept[data] = {name: [found[seed] for seed in seeds] for name, found in of.items()}
+    return kept
+
+
+def _labels(run: Record) -> Floats:
+    """(R,) the number of labels of each round."""
+    return np.array([turn.labels for turn in run.rounds], np.float64)
+
+
+def _seconds(everything: Iterable[Runs]) -> dict[str, float]:
+    """Return the median seconds that each method took to choose a batch."""
+    times = defaultdict[str, list[float]](list)
+    for of in everything:
+        for name, runs in of.items():
+            turns = chain.from_iterable(run.rounds for run in runs)
+            times[name] += [turn.select_seconds for turn in turns if turn.chosen]
+    return {name: float(np.median(found)) for name, found in times.items() if found}
 
 
 def _judged(judge: str, run: Record) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -66,16 +67,16 @@ class Suite:
 
     def only(self, data: Iterable[str] = (), methods: Iterable[str] = ()) -> Suite:
         """Return the part of the suite with these data sets and methods; all where none are named."""
-        data, methods = list(data), list(methods)
-        _check(data, (name for part in self.parts.values() for name in part.data), "--data")
-        _check(methods, (name for part in self.parts.values() for name in part.methods), "--methods")
-        kept = {}
-        for name, part in self.parts.items():
-            tables = [each for each in part.data if not data or each in data]
-            names = [each for each in part.methods if not methods or each in methods]
-            if tables and names:
-                kept[name] = part.only(tables, names)
-        return Suite(self.name, kept)
+        parts = self.parts.values()
+        wanted = _known(data, [*chain.from_iterable(part.data for part in parts)], "--data")
+        names = _known(methods, [*chain.from_iterable(part.methods for part in parts)], "--methods")
+        both = {
+            name: ([*filter(wanted.__contains__, part.data)], [*filter(names.__contains__, part.methods)])
+            for name, part in self.parts.items()
+        }
+        return Suite(
+            self.name, {name: self.parts[name].only(*kept) for name, kept in both.items() if all(kept)}
+        )
 
     def with_seeds(self, seeds: int) -> Suite:
         """Return the suite with another number of seeds."""
@@ -179,8 +180,9 @@ def _path(named: str) -> Path:
     return folder / f"{name}.toml"
 
 
-def _check(words: Iterable[str], known: Iterable[str], where: str) -> None:
-    names = sorted(set(known))
-    for word in words:
-        if word not in names:
-            raise InputError(f"{where}: {word!r} is not known; {suggestion(word, names)}")
+def _known(words: Iterable[str], known: Sequence[str], where: str) -> set[str]:
+    """Return the words, or all that are known where there are none."""
+    for word in (found := list(words)):
+        if word not in known:
+            raise InputError(f"{where}: {word!r} is not known; {suggestion(word, sorted(set(known)))}")
+    return set(found or known)
