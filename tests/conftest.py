@@ -1,6 +1,11 @@
 """What tests share."""
 
 import os
+
+# Tests run side by side, one process a core. Threads within each, or within the programs that it starts,
+# would only wait for each other. Libraries read this variable when they are imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import platform
 import subprocess
 import sys
@@ -11,7 +16,6 @@ import torch
 
 from coresift.search.ray import start_on_this_machine
 
-# Tests run side by side, one process a core: threads within each would only wait for one another.
 torch.set_num_threads(1)
 
 

@@ -99,7 +99,7 @@ class Strategy:
             else:
                 known = ", ".join([*_OWN_OPTIONS, *_options(self.build), *_options(self.selector)])
                 raise InputError(f"this strategy has no option {name}; it has {known}")
-        return replace(self, **changed)
+        return replace(self, **changed) if options else self
 
 
 def _options(part: Any) -> list[str]:
@@ -200,4 +200,4 @@ def find_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
     if isinstance(strategy, str) and strategy not in STRATEGIES:
         raise InputError(f"unknown strategy {strategy!r}; {suggestion(strategy, STRATEGIES)}")
     found = STRATEGIES[strategy] if isinstance(strategy, str) else strategy
-    return found.with_options(**options) if options else found
+    return found.with_options(**options)

@@ -277,7 +277,7 @@ def test_own_npz(tmp_path: Path) -> None:
 
 
 def test_names_and_files_that_do_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"'protien'; did you mean 'protein'\?"):
+    with pytest.raises(InputError, match="'protien'; did you mean 'protein'"):
         load_table("protien")
     with pytest.raises(
         InputError, match="there are yacht, boston, energy, power, protein, year, generated-year"

@@ -116,10 +116,13 @@ def test_classes_of_a_table(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("budgets = 3", r"one.toml: 'budgets' is not known; did you mean 'budget'\?"),
+        ("budgets = 3", "one.toml: 'budgets' is not known; did you mean 'budget'"),
         ("[model]\nepoch = 3", r"\[model\]: 'epoch' is not known; did you mean 'epochs'"),
         ("[model]\nkind = 'neural-liner'", r"model.kind: 'neural-liner' is not .* mean 'neural-linear'\?"),
-        ("[model]\nkind = 'xyz'", r"model.kind: 'xyz' is not known; there are dropout, ensemble, laplace, n"),
+        (
+            "[model]\nkind = 'xyz'",
+            r"model.kind: 'xyz' is not known; there are dropout, ensemble, forest, laplace, n",
+        ),
         ("[model]\nkind = 'laplace'\nprior_variance = 1", r"\[model\]: 'prior_variance' is not known"),
         ("[method.x]\nstrategies = 'maxent'", r"\[method.x\]: 'strategies' is not .* mean 'strategy'"),
         ("[method.x]\nstrategy = 'maxnet'", r"unknown strategy 'maxnet'; did you mean 'maxent'"),

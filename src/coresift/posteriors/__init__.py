@@ -2,6 +2,7 @@
 
 from coresift.posteriors.base import LastLayerPosterior, Posterior
 from coresift.posteriors.linear import BayesianLinearRegression, LinearPosterior, NormalInverseGammaPosterior
+from coresift.posteriors.members import members_posterior
 from coresift.posteriors.network import NetworkPosterior
 from coresift.posteriors.probit import BayesianProbitRegression, ProbitPosterior
 from coresift.posteriors.samples import ClassSamples, FunctionPosterior, GaussianSamples, SampledPredictions
@@ -21,4 +22,5 @@ __all__ = [
     "ProbitPosterior",
     "SampledPredictions",
     "SoftmaxPosterior",
+    "members_posterior",
 ]

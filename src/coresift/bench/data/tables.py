@@ -84,9 +84,9 @@ def load_table(
     >>> table = load_table("energy")
     >>> table.x.shape, table.target
     ((768, 8), 'heating load, kWh/m²')
-    >>> load_table("yatch")
+    >>> load_table("bostn")
     Traceback (most recent call last):
-    coresift.errors.InputError: there is no table or file 'yatch'; did you mean 'yacht'?
+    coresift.errors.InputError: there is no table or file 'bostn'; did you mean 'boston'?
     """
     name = str(name_or_path)
     published = [*TABLES, *SUITE, "generated-year"]
