@@ -279,7 +279,7 @@ def test_own_npz(tmp_path: Path) -> None:
 def test_names_and_files_that_do_not_exist(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'protien'; did you mean 'protein'"):
         load_table("protien")
-    with pytest.raises(InputError, match="there are yacht, boston, .*2dplanes, .*generated-year"):
+    with pytest.raises(InputError, match=r"there are yacht, boston, .*2dplanes, .*generated-year"):
         load_table(tmp_path / "0.csv")
     with pytest.raises(InputError, match="'energy' has a target of its own"):
         load_table("energy", target="roof_area")
