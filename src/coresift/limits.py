@@ -83,7 +83,7 @@ LEAST_GAIN = 1e-4  # share of the sum of all distances that jumps of medoids sav
 # --- strategies and select
 GIGA_BYTES = LOG_DET_BYTES = 70  # memory of a point that these selectors need besides the space
 TOP_BYTES, GUMBEL_BYTES, RANDOM_BYTES = 50, 75, 40
-MEDOID_BYTES, MEDOID_COPIES, MEDOID_PAIR_BYTES = 100, 12, 12  # of a point; of its vector; of a pair of points
+MEDOID_BYTES, MEDOID_COPIES = 100, 12  # of a point; of its vector
 COPIES_TAKEN = 2  # vectors in float64 that a selector holds for each point that it takes
 BLOCK_NUMBER_BYTES, MOST_BLOCK_BYTES = 80, 250_000_000  # of a number in a large block of predictions; of all
 SWAPPED_AXES = 10  # predictions of so many times more samples than points may have swapped axes

@@ -85,7 +85,7 @@ def left_for_space(memory: int, strategy: Strategy, problem: Problem, taken: int
     size = len(problem.pool)
     memory -= _bytes_of_blocks(problem)
     if isinstance(strategy.selector, KMedoids):
-        return _left_by_medoids(strategy.selector, memory, problem)
+        return _left_by_medoids(strategy.selector, memory, problem, taken)
     memory = _left_by(strategy.selector, memory, size)
     space = _space_of_one(strategy, problem)
     if isinstance(space, KernelSpace):
@@ -126,19 +126,17 @@ def _left_by(selector: Selector[Any], memory: int, size: int) -> int:
     return memory - each * size
 
 
-def _left_by_medoids(selector: KMedoids, memory: int, problem: Problem) -> int:
+def _left_by_medoids(selector: KMedoids, memory: int, problem: Problem, taken: int) -> int:
     """Without room for copies of all vectors, these go to a file, and a sample of them is clustered."""
-    size = len(problem.pool)
-    pairs = limits.MEDOID_PAIR_BYTES * min(size, selector.max_points) ** 2
-    if limits.LIBRARY_BYTES + pairs > memory:
-        raise InputError(
-            f"k-medoids needs {as_bytes(limits.LIBRARY_BYTES + pairs)}, with the libraries, and has "
-            f"{as_bytes(memory)}; raise the limit"
-        )
     source = problem.pool if problem.features is None else problem.features
     vector = model_features(problem.model if problem.features is None else None, source.take([0]))
-    besides = (limits.MEDOID_BYTES + limits.MEDOID_COPIES * vector.nbytes) * size
-    return max(int(memory - pairs - besides), limits.LIBRARY_BYTES)
+    size = len(problem.pool)
+    clustered = limits.MEDOID_BYTES + limits.MEDOID_COPIES * vector.nbytes  # for each point
+    if limits.LIBRARY_BYTES + clustered * size <= memory:
+        return memory - clustered * size
+    sample = min(size, selector.sample_size(taken))
+    check_room(sample, clustered, memory, "raise the limit, or try 'k-center', which needs less")
+    return limits.LIBRARY_BYTES
 
 
 def _space_of_one(strategy: Strategy, problem: Problem) -> Any:

@@ -133,11 +133,19 @@ def test_features_go_to_a_file(strategy, monkeypatch, capsys):
     expected = coresift.select(pool, **options).index.tolist()
     monkeypatch.setattr("coresift.limits.LIBRARY_BYTES", 0)
     monkeypatch.setattr("coresift.selection.check_memory", lambda memory, *_: memory)
-    # The distances of all pairs among 4000 points take 192 MB.
-    memory = 193 * 10**6 if strategy == "k-medoids" else 10**5
+    # To cluster 4000 points takes 1.9 MB, and 5000 points 2.4 MB.
+    memory = 2_200_000 if strategy == "k-medoids" else 10**5
     batch = coresift.select(pool, resources=coresift.Resources(memory), **options)
     assert "they go to a temporary file" in capsys.readouterr().err
     assert batch.index.tolist() == expected or strategy == "k-medoids"  # which clusters a sample there
+
+
+def test_clustering_does_not_fit():
+    """A pool of few wide rows is clustered whole, also where it is in a file."""
+    probs = np.full((5, 1000, 4000), 1 / 4000, np.float32)
+    resources = coresift.Resources("900MB")
+    with pytest.raises(coresift.InputError, match=r"needs 1.4 GB for 1,000 points"):
+        coresift.select(probs=probs, budget=3, strategy="k-medoids", resources=resources)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from coresift import limits
@@ -27,25 +26,20 @@ Found: TypeAlias = tuple[Index, Floats, float]
 class KMedoids(Selector[Space]):
     """Chooses so that the distances of all points to the nearest chosen one sum up to little.
 
-    A pool of at most ``max_points`` is given to FasterPAM, where the kmedoids package is installed. In a
-    larger one, or without the package, points and medoids take `Turns`, on a CPU or a GPU: this needs no
-    matrix of all pairs, and its sum is one to four percent larger. A space without stored vectors, or with
-    vectors on disk or on other machines, is represented by a uniform sample.
+    Points and medoids take `Turns`, on a CPU or a GPU, without a matrix of all pairs. Vectors on disk or on
+    other machines are represented by a uniform sample.
 
-    Pending points hold medoids of their own. Excluded ones count like the others, but are no medoids. With
-    either, turns are taken from where FasterPAM ends, which knows of neither; a space without stored vectors
-    passes over excluded ones. Labelled points do not count: a batch stands for the pool alone.
-    Points come in the order of how many are nearest to them, which is also their weight.
+    Pending points are medoids that never move. Excluded points count like the others, but are no medoids.
+    Labelled points do not count: a batch stands for the pool alone. The medoid of the most points comes
+    first; its weight is how many there are.
 
     Parameters
     ----------
-    max_points : the largest pool or sample with a matrix of all pairs, of ``4 * max_points^2`` bytes; a
-        sample has at least twice as many points as there are medoids all the same.
+    max_points : the size of the sample; it has at least twice as many points as there are medoids.
     max_iterations : how often points and medoids take turns at most.
 
     References
     ----------
-    Schubert and Rousseeuw, Fast and Eager k-Medoids Clustering, 2021.
     Park and Jun, A Simple and Fast Algorithm for K-Medoids Clustering, 2009.
 
     >>> from coresift.spaces.features import FeatureSpace
@@ -61,27 +55,20 @@ class KMedoids(Selector[Space]):
         for name in ("max_points", "max_iterations"):
             object.__setattr__(self, name, check_integer(getattr(self, name), 0, name))
 
+    def sample_size(self, taken: int) -> int:
+        """Return how many points stand for a pool on disk, for ``taken`` points in the batch or pending."""
+        return max(self.max_points, 2 * taken)
+
     def _choose(
         self, space: Space, selection: Selection, generator: torch.Generator
     ) -> tuple[Floats, Floats]:
+        if not isinstance(space, ColumnSpace):
+            raise InputError(f"k-medoids needs stored vectors, which a {type(space).__name__} does not have")
         pending = torch.from_numpy(selection.pending)
         candidates, excluded, weights = self._points(space, selection, generator)
-        found, fasterpam = None, _fasterpam()
-        if fasterpam and (not _at_hand(space) or len(candidates) <= self.max_points):
-            # Pending points come last, so that positions below len(candidates) are those of candidates.
-            distance = _distances(space, torch.cat([candidates, pending]))
-            found = _swap(fasterpam, distance, len(candidates), selection.budget, generator)
-        if isinstance(space, ColumnSpace) and (found is None or len(excluded) or len(pending)):
-            start = found[0] if found else np.empty(0, dtype=np.int64)
-            found = self._alternate(
-                space, candidates, pending, excluded, weights, start, selection.budget, generator
-            )
-        if found is None:
-            raise InputError(
-                f"K-Medoids on {type(space).__name__}, which has no stored vectors, needs the kmedoids "
-                'package: pip install ".[kmedoids]" in the folder of the clone'
-            )
-        medoids, sizes, cost = found
+        medoids, sizes, cost = self._alternate(
+            space, candidates, pending, excluded, weights, selection.budget, generator
+        )
         held, own = np.split(sizes * (len(space) / sizes.sum()), [len(pending)])
         order = np.argsort(-own, kind="stable")
         for position in order:
@@ -89,17 +76,15 @@ class KMedoids(Selector[Space]):
         return np.concatenate([held, own[order]]), np.array([cost])
 
     def _points(
-        self, space: Space, selection: Selection, generator: torch.Generator
+        self, space: ColumnSpace, selection: Selection, generator: torch.Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Candidates, excluded points, and (n,) how many points each of them stands for, in this order."""
         closed = selection.open.logical_not()
         closed[selection.pending] = False
         candidates, excluded = selection.open.nonzero()[:, 0], closed.nonzero()[:, 0]
-        if not isinstance(space, ColumnSpace):
-            excluded = excluded[:0]
         num_open, num_points = len(candidates), len(candidates) + len(excluded)
         least = 2 * (selection.budget + len(selection.pending))
-        size = max(self.max_points, least)
+        size = self.sample_size(selection.budget + len(selection.pending))
         if _at_hand(space) or num_points <= size:
             return candidates, excluded, torch.ones(num_points, dtype=torch.float64)
         num = max(round(size * num_open / num_points), min(least, num_open))
@@ -114,7 +99,6 @@ class KMedoids(Selector[Space]):
         pending: Tensor,
         excluded: Tensor,
         weights: Tensor,
-        start: Index,
         budget: int,
         generator: torch.Generator,
     ) -> Found:
@@ -123,7 +107,6 @@ class KMedoids(Selector[Space]):
         Parameters
         ----------
         weights : how many points each candidate and each excluded one stands for.
-        start : positions of candidates to begin with, as far as they go.
 
         Copies of a point are one point of their number: one at most is a medoid, as long as there are points
         that no medoid is a copy of.
@@ -133,11 +116,8 @@ class KMedoids(Selector[Space]):
         waiting = len(pending)
         # Places with a pending point come first, as those points do, then those with a candidate.
         held, allowed = (int((first < end).sum()) for end in (waiting, waiting + len(candidates)))
-        given = torch.from_numpy(np.unique(group.cpu().numpy()[waiting + start]))
-        given = given[given >= held]
-        # The rest uniform: with the jumps, k-means++ ends at the same sum of distances within half a percent.
-        rest = held + torch.randperm(allowed - held, generator=generator)
-        begin = torch.cat([given, rest[~torch.isin(rest, given)]])[:budget]
+        # At random: with the jumps, k-means++ ends at the same sum of distances within half a percent.
+        begin = held + torch.randperm(allowed - held, generator=generator)[:budget]
         together = torch.bincount(group.cpu()[waiting:], weights, minlength=len(first))
         turns = Turns(points[first], together, held, allowed, begin.to(points.device))
         turns.run(self.max_iterations)
@@ -379,47 +359,3 @@ def _distinct(points: Tensor) -> tuple[Tensor, Tensor]:
     first = torch.full_like(position[: int(group.max()) + 1], len(points))
     first, order = first.scatter_reduce_(0, group, position, "amin").sort()
     return first, order.argsort()[group]
-
-
-def _fasterpam() -> Callable[..., Any] | None:
-    """The algorithm of the kmedoids package, where that is installed."""
-    try:
-        from kmedoids import fasterpam
-    except ImportError:
-        return None
-    return fasterpam  # type: ignore[no-any-return]
-
-
-def _swap(
-    fasterpam: Callable[..., Any],
-    distance: np.ndarray[tuple[int, int], np.dtype[np.float32]],
-    size: int,
-    budget: int,
-    generator: torch.Generator,
-) -> Found:
-    """By FasterPAM, given all distances; beyond the first ``size`` rows they are those of pending points.
-
-    As many further medoids are sought as there are pending points, and those nearest to the pending ones are
-    left out.
-    """
-    count = min(budget + len(distance) - size, size)
-    among = np.ascontiguousarray(distance[:size, :size])
-    start = torch.randperm(size, generator=generator)[:count].numpy().astype(np.uint64)
-    # One thread and an own start: the same seed gives the same medoids on any machine.
-    result = fasterpam(among, start, n_cpu=1)
-    medoids = np.asarray(result.medoids, dtype=np.int64)
-    _, held = linear_sum_assignment(distance[size:, medoids])
-    medoids = np.delete(medoids, held[: count - budget])
-    to_members = distance[np.concatenate([np.arange(size, len(distance)), medoids]), :size]
-    sizes = np.bincount(to_members.argmin(0), minlength=len(to_members)).astype(np.float64)
-    return medoids, sizes, float(to_members.min(0).sum())
-
-
-def _distances(space: Space, index: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """(k, k) distances between points, from their inner products."""
-    # Stored vectors are asked for from the CPU, and need not have norms at hand.
-    gram = space.gram(index if isinstance(space, ColumnSpace) else index.to(space.norms.device))
-    squares = gram.diagonal().clone()
-    # In place: there are millions of pairs.
-    distance = gram.mul_(-2).add_(squares).add_(squares[:, None])
-    return distance.clamp_(min=0).sqrt_().float().cpu().numpy()

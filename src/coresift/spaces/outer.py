@@ -67,20 +67,15 @@ class OuterSpace(KernelSpace):
 
     def __init__(self, kernel: OuterKernel, pool: Pool, labelled: Tensor | None = None) -> None:
         self.kernel, self.pool, self.labelled = kernel, pool, labelled
-        cross: Tensor | None = None  # (p, q), sum_m left_m right_m^T: all that the row sums need of the pool
         squares, offsets = [], []
         # A GPU wants more rows at a time than a cache holds.
         on_gpu = pool.take([0]).is_cuda
         self._block = 16 * limits.POOL_BLOCK if on_gpu else limits.POOL_BLOCK
         for block in read(pool, self._block):
-            left, right = kernel.sides(block.x)
-            cross = left.mT @ right if cross is None else cross + left.mT @ right
             squares.append(kernel.squares(block.x))
             offsets.append(kernel.offsets(block.x))
-        assert cross is not None, "a pool holds at least one row"
         self.norms = torch.cat(squares).sqrt()
         self._offset = torch.cat(offsets)
-        self._middle = kernel.scale * _times(cross, kernel.metric)
 
     def _columns(self, x: Tensor) -> Tensor:
         """(k, N) inner products of the pool with the points ``x`` (k, ...)."""
@@ -92,9 +87,15 @@ class OuterSpace(KernelSpace):
 
     def row_sums(self) -> Tensor:
         sums = self._offset @ _times(self._offset.sum(0), self.kernel.offset_metric)
+        cross: Tensor | None = None  # (p, q), sum_m left_m right_m^T: all that is needed of the pool
         for block in blocks(self.pool, self._block):
             left, right = self.kernel.sides(block.x)
-            sums[block.start : block.start + len(block)] += ((left @ self._middle) * right).sum(1)
+            cross = left.mT @ right if cross is None else cross + left.mT @ right
+        assert cross is not None, "a pool holds at least one row"
+        middle = self.kernel.scale * _times(cross, self.kernel.metric)
+        for block in blocks(self.pool, self._block):
+            left, right = self.kernel.sides(block.x)
+            sums[block.start : block.start + len(block)] += ((left @ middle) * right).sum(1)
         return sums
 
     def column(self, n: int) -> Tensor:
