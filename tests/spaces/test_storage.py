@@ -143,7 +143,7 @@ def test_features_go_to_a_file(strategy, monkeypatch, capsys):
 def test_clustering_does_not_fit():
     """A pool of few wide rows is clustered whole, also where it is in a file."""
     probs = np.full((5, 1000, 4000), 1 / 4000, np.float32)
-    resources = coresift.Resources("900MB")
+    resources = coresift.Resources(held_bytes() + 900_000_000)
     with pytest.raises(coresift.InputError, match=r"needs 1.4 GB for 1,000 points"):
         coresift.select(probs=probs, budget=3, strategy="k-medoids", resources=resources)
 
