@@ -21,7 +21,9 @@ from coresift.spaces.features import model_features
 from coresift.spaces.vectors import VectorSpace, bytes_per_vector
 from coresift.strategies import Strategy
 
-# Memory of a point that a selector needs besides the space.
+# Memory of a point that a selector needs besides the space. A selector of any other class, even of a subclass
+# of one of these, counts as zero bytes. What Frank-Wolfe and distance selectors keep is in the figures of the
+# space; k-medoids has a function of its own.
 _BYTES_PER_POINT: dict[type, int] = {
     GIGA: limits.GIGA_BYTES,
     GreedyLogDet: limits.LOG_DET_BYTES,

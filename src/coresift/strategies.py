@@ -54,7 +54,8 @@ class Strategy:
     needs_classes : whether it needs class probabilities.
     uses_labelled : whether it keeps a distance from labelled points.
     streams : whether its vectors go to a file where they exceed the memory limit.
-    shards : whether it runs on Ray: its vectors are stored and made point by point.
+    shards : whether it runs on Ray. The vectors must be stored, and each made from its own point alone. The
+        selector must ask only `cosine_search` or `centre_distances`, and must not read `Space.norms`.
     """
 
     build: Callable[[Problem], Any]
@@ -118,7 +119,8 @@ def _no_score(problem: Problem) -> Score:
     return Score(torch.zeros(len(problem.pool)), problem.pool)
 
 
-# Vectors that are stored, and made point by point.
+# Vectors that are stored, and made point by point. "acs-giga" has such vectors too, and GIGA asks only
+# `cosine_search`. Its row has neither flag, because it is not tested in shards or with vectors in a file.
 _STORED: dict[str, Any] = {"streams": True, "shards": True}
 _STORED_LABELLED: dict[str, Any] = {**_STORED, "uses_labelled": True}
 _FEATURES: dict[str, Any] = {"streams": True, "uses_labelled": True, "needs_model": False}
@@ -135,7 +137,7 @@ STRATEGIES: dict[str, Strategy] = {
     "acs-lcmd": Strategy(
         Likelihood(),
         LCMD(),
-        "likelihood space, largest cluster and maximum distance from labelled points or the origin",
+        "likelihood space, LCMD (largest cluster, maximum distance) from labelled points or the origin",
         **_STORED_LABELLED,
     ),
     "acs-centred-lcmd": Strategy(
@@ -161,8 +163,7 @@ STRATEGIES: dict[str, Strategy] = {
     "predictive-lcmd": Strategy(
         Predictive(num_dimensions=512, scaling="margin"),
         LCMD(),
-        "what the model cannot yet predict, largest cluster and maximum distance from labelled points or the "
-        "origin",
+        "predictive space, LCMD (largest cluster, maximum distance) from labelled points or the origin",
         **_STORED_LABELLED,
     ),
     "greedy-logdet": Strategy(
@@ -182,7 +183,7 @@ STRATEGIES: dict[str, Strategy] = {
     "lcmd": Strategy(
         features,
         LCMD(),
-        "largest cluster and maximum distance from labelled points or the mean, in the model's features",
+        "LCMD (largest cluster, maximum distance) from labelled points or the mean, in the model's features",
         **_FEATURES,
     ),
     "random": Strategy(_no_score, UniformRandom(), "at random, the baseline", needs_model=False),

@@ -27,7 +27,7 @@ from coresift.posteriors.base import Posterior
 # outweigh all others; therefore probabilities are floored before they are compared.
 FLOOR = 1e-6
 
-Predictive = TypeVar("Predictive", bound=Distribution)
+Family = TypeVar("Family", bound=Distribution)
 
 
 class _Finite:
@@ -222,13 +222,13 @@ def rows_at_a_time(each: Distribution, most: int) -> int:
     return int(2 ** int(math.log2(min(size, most))))
 
 
-def by_blocks(predictive: Callable[[Tensor], Predictive], x: Tensor, numbers: int) -> Predictive:
+def by_blocks(predictive: Callable[[Tensor], Family], x: Tensor, numbers: int) -> Family:
     """Return ``predictive(x)``, of batch shape (n,), computed for as many rows at a time as fit into memory.
 
     It has one of the forms of `mixture`; the samples predict so many ``numbers`` for one row.
     """
     size = max(limits.PREDICTIVE_NUMBERS // max(numbers, 1), 1)
-    whole: Predictive = _concatenated([predictive(rows) for rows in torch.split(x, size)])
+    whole: Family = _concatenated([predictive(rows) for rows in torch.split(x, size)])
     return whole
 
 

@@ -1,9 +1,13 @@
 """The two questions that selectors ask about a pool, and the engines that answer them.
 
 *Which vector points most along this one?* is answered by a `CosineSearch`, and *which point is farthest from
-the centres so far?* by `CentreDistances`. Frank-Wolfe, GIGA, LCMD, k-center and k-means++ are each written
-once, as a function that makes one step with these answers. An engine is the code that answers on one kind of
-hardware.
+the centres so far?* by `CentreDistances`. An engine is the code that answers on one kind of hardware.
+
+A selector that scans the pool only by these questions is written once and runs on every engine. Frank-Wolfe
+and GIGA ask the first one, LCMD and k-center the second; k-means++ has points drawn at random by
+`CentreDistances.draw`. A new selector calls `cosine_search` or `centre_distances` in its `_choose`, or is a
+subclass of `selectors.distance.DistanceSelector`; docs/extending.md has an example. If it writes its step as
+a function of tensors and passes it to `repeat`, a GPU makes many steps at a time.
 
 `cosine_search` and `centre_distances` choose the engine: by the type of the space, and for stored vectors by
 their device. A space of a new type registers its own answers with ``cosine_search.register`` and
@@ -47,8 +51,8 @@ class CosineSearch(ABC):
     def argmax(self, element: Tensor, beside: Tensor | None = None) -> Tensor:
         """Find the open point with the largest <element, L_n> / ||L_n||.
 
-        With ``beside``, an element u of norm one, only the part of L_n that is orthogonal to u counts in the
-        norm: <element, L_n> / sqrt(||L_n||^2 - <u, L_n>^2), which GIGA asks for.
+        If ``beside`` is given, it is an element u of norm one, and the norm of L_n is replaced by the norm of
+        its part orthogonal to u: <element, L_n> / sqrt(||L_n||^2 - <u, L_n>^2). GIGA asks for this.
 
         Returns a 0-dimensional integer tensor: ties go to the lower index, and -1 means that no point is
         open.
@@ -69,16 +73,20 @@ class CosineSearch(ABC):
 
     @abstractmethod
     def reopen(self, index: Tensor) -> None:
-        """Put the points ``index`` (k,) back, which steps of a run closed and the host took back."""
+        """Put the points ``index`` (k,) back into the search.
+
+        Steps of `repeat` may close points. A selector that does not accept some of these steps puts their
+        points back.
+        """
 
     def repeat(self, step: Step, inputs: Tensors, state: Tensors, times: int) -> Tensors:
         """Make ``times`` steps, ``state = step(self, inputs, state)``, and return all states on the way.
 
         Parameters
         ----------
-        step : a function that always does the same tensor operations, so that a GPU can record them once for
-            each ``step`` as a graph and replay it. Keep the function the same object from call to call. It
-            may call `argmax`, `vector` and `close`.
+        step : a function that may call `argmax`, `vector` and `close`. A GPU records its tensor operations
+            once and replays them. Therefore they must be the same in each step, whatever the values. The
+            recording belongs to the function object: pass the same one in each call.
         inputs : tensors that stay the same over these steps, such as the target.
         state : tensors that change; shapes and types stay the same.
         times : at most `run_length`.
@@ -97,8 +105,10 @@ class CentreDistances(ABC):
     The first centres are the labelled points (`Space.anchors`) and the pending points. Where there are none,
     the origin is the first centre. The points nearest to centre k are cluster k.
 
-    Two points are the same, at distance zero, where their squared distance is below `spaces.base.SAME` times
-    the sum of their squared norms.
+    A point is the same as a centre, at distance zero, if their squared distance is at most `spaces.base.SAME`
+    times the sum of their squared norms. For stored vectors, twice the squared norm of the centre stands for
+    that sum, since points so close have nearly the same norm; and squared distances that are too small for
+    float32 are zero too.
 
     Attributes
     ----------
@@ -155,13 +165,15 @@ class CentreDistances(ABC):
         Parameters
         ----------
         step : calls `largest_cluster`, `farthest` and `add`, and returns the 0-dimensional index of the point
-            that it made a centre, or -1. It always does the same tensor operations; keep it the same object.
+            that it made a centre, or -1. As for `CosineSearch.repeat`, its tensor operations must be the same
+            in each step, and the function the same object in each call.
         """
         return torch.stack([step(self) for _ in range(times)])
 
 
 Tensors = tuple[Tensor, ...]
-Step = Callable[[Any, Any, Any], Tensors]
+# A step of `CosineSearch.repeat`: it maps the search, inputs and a state to the next state.
+Step = Callable[[CosineSearch, Any, Any], Tensors]
 
 
 @singledispatch

@@ -68,12 +68,14 @@ class PlainDistances(CentreDistances):
 
 @dataclass(frozen=True)
 class _NewCentres:
-    """Some new centres, ready for a scan.
+    """Some new centres, ready for a scan: |x - c|^2 = |x - m|^2 + offset + <x, direction>.
+
+    All are in units of ``unit**2``; see `VectorDistances`.
 
     Attributes
     ----------
     direction : (k, J) -2 (c - m), in the vectors' precision.
-    offset : (k,) what is added to the product with it and to |x - m|^2.
+    offset : (k,) |c - m|^2 + 2 <m, c - m>.
     first : the number of the first.
     error, largest_error : the bounds for rounded distances from these and from all centres before.
     """
@@ -198,6 +200,7 @@ class VectorDistances(CentreDistances):
     def _extend(self, elements: Tensor, errors: Tensor) -> None:
         """Make room for new centres."""
         self._centres = torch.cat([self._centres, elements.mT.to(self._centres)], 1)
+        # Points so close to a centre have nearly its norm, so twice its square stands for the sum of both.
         same = (2 * SAME * elements.square().sum(1)).clamp_min(_LEAST * self.unit**2)
         self._same = torch.cat([self._same, same.to(self._same)])
         self._errors = torch.cat([self._errors, errors.cpu().double()])

@@ -22,7 +22,7 @@ from coresift import limits
 from coresift.pool import import_ray
 from coresift.search.base import CentreDistances, CosineSearch, centre_distances, cosine_search, where_reached
 from coresift.search.cpu import TIED
-from coresift.search.shards import Found, Shards, Strategy, Summary, as_mask, as_tensor
+from coresift.search.shards import Found, Shards, StrategyLike, Summary, as_mask, as_tensor
 from coresift.spaces.base import Problem, norm_sum, selectable
 from coresift.spaces.vectors import ColumnSpace
 from coresift.types import Batch, Floats, Index
@@ -31,7 +31,7 @@ _QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 def select_on_ray(
-    strategy: Strategy,
+    strategy: StrategyLike,
     problem: Problem,
     budget: int,
     pending: Iterable[int] = (),
@@ -57,7 +57,7 @@ def select_on_ray(
 
 
 @contextmanager
-def ray_space(strategy: Strategy, problem: Problem, num_workers: int | None = None) -> Iterator[RaySpace]:
+def ray_space(strategy: StrategyLike, problem: Problem, num_workers: int | None = None) -> Iterator[RaySpace]:
     """The space of a strategy, in the hands of workers that are let go at the end.
 
     ``problem.generator`` is left in the state that building the space in memory leaves it in.

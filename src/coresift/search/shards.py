@@ -32,8 +32,8 @@ Bits: TypeAlias = npt.NDArray[np.uint8]
 Found: TypeAlias = tuple[float, int, npt.NDArray[Any]]
 
 
-class Strategy(Protocol):
-    """What is needed of a strategy: it must store vectors that are made point by point."""
+class StrategyLike(Protocol):
+    """What is needed of a strategy: a builder that makes stored vectors point by point, and a selector."""
 
     @property
     def build(self) -> Callable[[Problem], Any]: ...
@@ -88,7 +88,7 @@ class Shard:
         torch.set_num_threads(threads)
 
     def answer(self, question: bytes) -> bytes:
-        """Call a method; arrays in plain bytes are sooner there than as objects of Ray's."""
+        """Call the method that is asked for; Ray transfers bytes faster than it transfers arrays."""
         method, arguments = pickle.loads(question)
         return pickle.dumps(getattr(self, method)(*arguments))
 
@@ -212,7 +212,7 @@ class Shards:
 
     scale: tuple[float, float] | None = None
 
-    def __init__(self, strategy: Strategy, problem: Problem, num_workers: int | None) -> None:
+    def __init__(self, strategy: StrategyLike, problem: Problem, num_workers: int | None) -> None:
         self._ray = import_ray()
         cpus = max(int(self._ray.cluster_resources().get("CPU", 1)), 1)
         parts = cpus if num_workers is None else check_integer(num_workers, 1, "num_workers")
@@ -221,9 +221,10 @@ class Shards:
         threads = max(cpus // len(self._parts), 1)
         # More shards than CPUs share them; an actor that cannot be placed would be waited for without end.
         self._actor = self._ray.remote(num_cpus=min(threads, cpus / len(self._parts)))(Shard)
-        # What lies elsewhere, and is not used by the strategies that work here, need not travel.
-        elsewhere = "pool", "generator", "features", "labelled_features", "points"
-        bare: dict[str, Any] = dict.fromkeys(elsewhere)
+        # These are not sent to the workers. Each has its own part of the pool and its own generator, and
+        # strategies that run on Ray do not use the others.
+        left_out = "pool", "generator", "features", "labelled_features", "points"
+        bare: dict[str, Any] = dict.fromkeys(left_out)
         self._common = self._ray.put(strategy.build), self._ray.put(replace(problem, **bare))
         self._rest = problem.generator.get_state().numpy(), threads
         errors = self._ray.exceptions

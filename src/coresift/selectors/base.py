@@ -176,10 +176,10 @@ class Selector(ABC, Generic[Source]):
     def _choose(
         self, source: Source, selection: Selection, generator: torch.Generator
     ) -> tuple[Floats | None, Floats | None]:
-        """Fill the selection; return weights and a residual per step, where the selector has its own.
+        """Fill the selection; return weights and residuals, ``None`` for what the selector does not compute.
 
-        Weights are those of the selection's members, pending points first; without any, the best ones are
-        found where the vectors add up.
+        There is one weight for each of `Selection.members`, pending points first, and one residual per step.
+        Where weights are ``None`` and the space is additive, the batch gets the best weights.
         """
 
 

@@ -1,4 +1,4 @@
-"""Selectors that keep every point's distance to its nearest centre: one scan a step, two numbers a point."""
+"""Selectors that keep distances to the nearest centre: one scan per step, two numbers per point."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from coresift.types import Floats
 
 @dataclass(frozen=True)
 class DistanceSelector(Selector[Space]):
-    """Adds centres one by one; a point at distance zero is taken only when no other is left."""
+    """Adds centres one by one; a point at distance zero is taken only when no other is left.
+
+    A subclass says in `_add` which point is next. It asks only `CentreDistances`; therefore it runs on a CPU,
+    on a GPU and on Ray.
+    """
 
     def _choose(
         self, space: Space, selection: Selection, generator: torch.Generator
@@ -36,14 +40,15 @@ class DistanceSelector(Selector[Space]):
                 selection.take(n)
             if none_left or distances.run_length == 1:
                 residuals.extend([self._residual(distances)] * len(found))
-        # Where many steps were made at once, nobody looked in between.
+        # Steps that are made many at a time have no residuals.
         complete = len(residuals) == selection.budget
         return None, np.asarray(residuals, dtype=np.float64) if complete else None
 
     @abstractmethod
     def _add(self, distances: CentreDistances, most: int, generator: torch.Generator) -> list[int]:
-        """Make the next points centres, at most so many; none where no open point has a distance above
-        zero.
+        """Make one or more open points centres, at most ``most``, and return their indices.
+
+        Return an empty list where no open point is at a distance above zero.
         """
 
     def _residual(self, distances: CentreDistances) -> float:
@@ -67,8 +72,9 @@ def _largest_cluster_first(distances: CentreDistances) -> Tensor:
 class KCenter(DistanceSelector):
     """Farthest first: always the point farthest from all centres, a 2-approximation of the k-center cover.
 
-    The first centres are labelled and pending points. Without any, the origin is a centre, and stays one: the
-    mean of the features or, in other spaces, a point that says nothing.
+    The first centres are the labelled and pending points. If there are none, the first centre is the origin,
+    which stays a centre. For features the origin is their mean; in other spaces it is a point that the model
+    is certain about.
 
     References
     ----------

@@ -16,12 +16,10 @@ import torch
 from torch import Tensor
 
 from coresift import limits
-from coresift.search import CosineSearch, Tensors, cosine_search
+from coresift.search import CosineSearch, Step, Tensors, cosine_search
 from coresift.selectors.base import Selection, Selector, norms_of
 from coresift.spaces.base import Space, norm_sum
 from coresift.types import Floats
-
-Step = Callable[[CosineSearch, Any, Any], Tensors]
 
 
 def closing(step: Step) -> Step:

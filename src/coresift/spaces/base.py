@@ -17,7 +17,7 @@ from coresift.limits import CLOSED_FORM_BYTES
 from coresift.pool import Pool
 from coresift.posteriors.base import Posterior
 
-# Two points are the same if their squared distance is below this share of the sum of their squared norms.
+# Two points are the same if their squared distance is at most this share of the sum of their squared norms.
 SAME = 1e-10
 # The smallest norm, and one over the largest, whose inner products can be squared and summed in float64.
 SMALLEST_NORM = 1e-140
@@ -105,15 +105,18 @@ def default_num_samples(budget: int) -> int:
 
 
 class Space(ABC):
-    """The pool's points as vectors of a Hilbert space.
+    """The pool's points as vectors L_1..L_N of a Hilbert space.
 
-    An *element* of the space, such as L(w) = sum_n w_n L_n, is a float64 tensor that is linear in the
-    element. Stored vectors use their J numbers; closed forms use the weights w and the N inner products with
-    the pool. Selectors add and scale elements without knowing which, so each algorithm is written once. All
-    tensors are on the same device.
+    The distance between points n and m is ||L_n - L_m||.
+
+    An *element* is a vector of the Hilbert space, such as L(w) = sum_n w_n L_n. A float64 tensor represents
+    it: its J numbers where vectors are stored, the weights w and the N inner products with the pool where
+    there are closed forms. To add or scale elements is to add or scale these tensors. Selectors need not know
+    which they are, so each algorithm is written once. All tensors are on the same device.
 
     Seven members make a space: `norms`, `total`, `vector`, `inner`, `inner_at`, `dot` and `gram`. The others
-    have defaults.
+    have defaults. A space that does not keep all norms in memory, as on Ray, goes without `norms`. It defines
+    `__len__`, and registers its own `norms_at`, `norm_sum` and `selectable`.
 
     Attributes
     ----------
@@ -165,7 +168,7 @@ class Space(ABC):
         return iter(())
 
 
-# What a space need not have all norms in memory for. Spaces that do not keep them register their own answers.
+# Three questions about norms. A space that does not keep all norms in memory registers its own answers.
 
 
 @singledispatch

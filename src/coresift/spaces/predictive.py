@@ -1,4 +1,4 @@
-"""The predictive covariance as a space: what greedy log-determinant and LCMD batches are built on."""
+"""The predictive space, which the default strategy chooses from: inner products are covariances."""
 
 from __future__ import annotations
 
@@ -29,20 +29,36 @@ Scaling: TypeAlias = Literal["information", "margin"]
 class Predictive:
     """Builds the predictive space of a problem: vectors whose inner products are covariances of predictions.
 
-    Linear regression: x_n^T S x_m / s0^2, exactly, so that log det(I + K) is twice the information the
-    labels of a set would give about theta. Other models, and ``exact=False``: the covariance over J samples
-    of the mean of y, divided by the noise's standard deviation; for classes, of the probability of each
-    class divided by its square root, summed over classes.
+    Linear regression has a closed form: the inner product is x_n^T S x_m / s0^2, for the posterior covariance
+    S and the noise variance s0^2. With K the matrix of inner products of some points, log det(I + K) is twice
+    the information that their labels would give about theta.
+
+    Other models, and linear regression with ``exact=False``, draw J samples. For regression, the inner
+    product is the covariance over samples of the mean of y, after division by the standard deviation of the
+    noise.
+
+    For classes, p_jnc is the probability of class c at point n by sample j, and m_nc its mean over samples.
+    The squared distance between points n and m is
+
+        d^2(n, m) = (1/J) sum_j sum_c [s_nc (p_jnc - m_nc) - s_mc (p_jmc - m_mc)]^2
+
+    The factor s_nc depends on ``scaling``. With "information" it is 1 / sqrt(m_nc); where there are only two
+    classes, the sum is over one of them, with 1 / sqrt(m_nc (1 - m_nc)). With "margin", which the default
+    strategy uses, all classes have the same factor:
+
+        s_n = max(1 - (m_n(1) - m_n(2)), 1e-6) / max(sqrt(sum_c m_nc (1 - m_nc)), 1e-6)
+
+    where m_n(1) and m_n(2) are the two largest of m_n1..m_nC.
 
     Parameters
     ----------
-    num_dimensions : vectors with more numbers, such as J samples of C classes, are projected to this many by
-        random signs; ``None`` keeps all. Inner products then have a relative error of about one over its
-        square root, and duplicates stay duplicates.
-    scaling : how vectors for classes are scaled. "information", as above, measures what labels say about the
-        model. "margin" makes them long where the two likeliest classes are close: they are multiplied by the
-        margin uncertainty (one minus the gap between the probabilities of the two), and divided by the
-        greatest norm that they could have, that of samples which are each sure of one class.
+    num_dimensions : vectors from J samples of C classes have J C numbers. If that is more than this many,
+        random signs project them to this many; ``None`` keeps all. A projected inner product has an error of
+        about 1 / sqrt(num_dimensions) of the product of both norms. Equal vectors stay equal.
+    scaling : how vectors for classes are scaled. "information" measures what labels say about the model.
+        "margin" gives a large norm to points where the two likeliest classes are close. The numerator of s_n
+        is the margin uncertainty. The denominator is the largest norm that deviations from the mean m_n can
+        have: they have it if each sample is sure of one class.
     """
 
     num_dimensions: int | None = 512
@@ -79,7 +95,10 @@ def predictive_space(
     scaling: Scaling = "information",
     **given: Any,
 ) -> VectorSpace:
-    """Build the space of `Predictive`, as a rule with all dimensions and scaled by information.
+    """Build the space of `Predictive`.
+
+    The defaults are not those of the default strategy, 'predictive-lcmd': here all dimensions are kept, and
+    classes are scaled by "information"; the strategy has ``num_dimensions=512`` and ``scaling="margin"``.
 
     ``given`` are further attributes of a `Problem`, such as ``generator`` and ``labelled``.
     """
