@@ -94,7 +94,7 @@ def test_networks_pools_and_simulations(kind, tmp_path):
     simulation = Simulation(X, Y, None, kind(100), kind(50), kind(60), num_test=kind(20))
     state = simulation.begin(Method("random"), kind(3))
     assert state == simulation.begin(Method("random"), 3)
-    assert simulation.wanted(replace(state, guesses=((0, 0.0),))) == 49
+    assert simulation.wanted(replace(state, pseudo_labels=((0, 0.0),))) == 49
     assert BayesianProbitRegression(max_iterations=kind(100)).max_iterations == 100
 
 

@@ -3,6 +3,10 @@
 A `Learner` fits a model and chooses, a `Labeller` answers, and `turn` runs one round with both. There are
 two kinds of pairs: a simulated run and a table that has all labels (`coresift.bench.replay`), or a
 labelling project and files or a labelling server (`coresift.labelling`).
+
+The commands for CSV files do not use `turn`, because people may take days to fill in a file. `coresift
+select` ends with `ask_next`. `coresift ingest` calls neither `Labeller.collect` nor `Learner.add`: it adds
+the answers through `coresift.labelling.project.Project.ingest_file`.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def test_stopped_runs_go_on_to_the_same_end() -> None:
         assert alive == (turns[stop][0] if stop < len(turns) else [])
         went_on = [timeless(rounds) for rounds in run(table, folded)]
         assert went_on == [rounds for _, rounds in turns[stop:]]
-    assert all(state.done and state.guesses == () and len(state.labelled) == 29 for state in folded)
+    assert all(state.done and state.pseudo_labels == () and len(state.labelled) == 29 for state in folded)
 
 
 # Who may be chosen, and how many.

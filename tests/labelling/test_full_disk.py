@@ -68,7 +68,7 @@ def test_a_full_disk(small_disk, tmp_path):
             assert run("status", folder)[0] == 0
             with Project(folder) as opened:
                 assert opened.ledger.damage() is None
-                assert opened.pending() == [] and opened.labels()[0] == []
+                assert opened.pending() == [] and opened.labels_and_values()[0] == []
     (small_disk / "fill").unlink()
     assert all(run(*words)[0] == 0 for words in commands)
 

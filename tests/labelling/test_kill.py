@@ -95,7 +95,9 @@ def test_init_killed(fresh, tmp_path):
             finish(tmp_path / "said", *words(project))
         with Project(project) as opened:
             assert opened.ledger.damage() is None
-            assert len(opened.ledger) == len(opened.features) == 300 and len(opened.labels()[0]) == 20
+            assert (
+                len(opened.ledger) == len(opened.features) == 300 and len(opened.labels_and_values()[0]) == 20
+            )
     assert False in found
 
 
@@ -135,7 +137,7 @@ def test_ingest_killed(fresh, tmp_path):
 
     def known(project):
         with Project(project) as opened:
-            found, _ = opened.labels()
+            found, _ = opened.labels_and_values()
             ids = opened.ledger.ids([one.position for one in found])
             assert len(set(ids)) == len(ids)
             events = opened.ledger.rows("SELECT COUNT(*) FROM events WHERE kind = 'labelled'")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coresift.labelling.ledger import Correction, Ingested, Ledger
+from coresift.labelling.ledger import AddedAnswers, Correction, Ledger
 from coresift.labelling.records import Answer, Chosen, Round
 from coresift.types import InputError
 
@@ -51,7 +51,7 @@ def test_states_follow_from_what_happened(ledger):
     }
     assert [(number, item.position) for number, item in ledger.pending()] == [(1, 5), (1, 3), (1, 4)]
     changed = ledger.add_answers([Answer("item 5", "cat", "ann"), Answer("item 3", None)], "a.csv")
-    assert changed == Ingested(new=1, skipped=1)
+    assert changed == AddedAnswers(new=1, skipped=1)
     assert ledger.counts() == {"labelled": 3, "pending": 1, "unlabelled": 4, "skipped": 1, "excluded": 1}
     ledger.reopen([3, 9])
     assert ledger.counts() == {"labelled": 3, "pending": 1, "unlabelled": 6, "skipped": 0, "excluded": 0}
@@ -84,7 +84,7 @@ def test_a_round_is_written_whole_or_not_at_all(ledger):
 
 def test_a_correction_is_a_new_event(ledger):
     changed = ledger.add_answers([Answer("item 0", "dog", "ben")], "b.csv")
-    assert changed == Ingested(corrected=1, corrections=(Correction("item 0", "cat", "dog", "ben"),))
+    assert changed == AddedAnswers(corrected=1, corrections=(Correction("item 0", "cat", "dog", "ben"),))
     assert changed.counts() == {"new": 0, "same": 0, "corrected": 1, "skipped": 0, "outdated": 0}
     assert history(ledger, 0) == ["cat", "dog"]
     assert {one.position: one.label for one in ledger.labels()} == {0: "dog", 1: "dog"}
@@ -92,18 +92,18 @@ def test_a_correction_is_a_new_event(ledger):
 
 def test_a_file_that_comes_again_undoes_no_correction(ledger):
     first, second = [Answer("item 5", "cat")], [Answer("item 5", "dog")]
-    assert ledger.add_answers(first, "a.csv", "1") == Ingested(new=1)
+    assert ledger.add_answers(first, "a.csv", "1") == AddedAnswers(new=1)
     assert ledger.add_answers(second, "b.csv", "2").corrected == 1
     for _ in range(10):
-        assert ledger.add_answers(first, "a.csv", "1") == Ingested(outdated=1)
+        assert ledger.add_answers(first, "a.csv", "1") == AddedAnswers(outdated=1)
     assert ledger.labels()[-1].label == "dog" and history(ledger, 5) == ["cat", "dog"]
 
 
 def test_an_older_answer_does_not_replace_a_later_one(ledger):
     later = Answer("item 5", "cat", at="2026-02-02T12:00:00+02:00")
-    assert ledger.add_answers([later], "a") == Ingested(new=1)
+    assert ledger.add_answers([later], "a") == AddedAnswers(new=1)
     earlier = Answer("item 5", "dog", at="2026-02-02T09:59:00+00:00")
-    assert ledger.add_answers([earlier], "a") == Ingested(outdated=1)
+    assert ledger.add_answers([earlier], "a") == AddedAnswers(outdated=1)
     assert ledger.add_answers([replace(earlier, at="2026-02-02T10:01:00+00:00")], "a").corrected == 1
 
 
@@ -114,7 +114,7 @@ def test_a_file_that_has_grown_undoes_no_correction(ledger, who, source):
     grown = [Answer("item 5", "cat", who), Answer("item 6", "cat", who)]
     for number in range(2):
         changed = ledger.add_answers(grown, source, f"3-{number}")
-        assert changed == Ingested(new=1 - number, same=number, outdated=1)
+        assert changed == AddedAnswers(new=1 - number, same=number, outdated=1)
     assert history(ledger, 5) == ["cat", "dog"]
 
 
@@ -124,7 +124,7 @@ def test_files_of_one_name_may_be_of_several_people(ledger, first, second):
     ledger.add_answers([Answer("item 5", "cat", first)], "batch.csv", "1")
     ledger.add_answers([Answer("item 5", "dog", second)], "batch.csv", "2")
     grown = [Answer("item 5", "cat", first), Answer("item 6", "cat", first)]
-    assert ledger.add_answers(grown, "batch.csv", "3") == Ingested(new=1, outdated=1)
+    assert ledger.add_answers(grown, "batch.csv", "3") == AddedAnswers(new=1, outdated=1)
 
 
 def test_an_answer_is_known_by_its_time(ledger):
@@ -140,11 +140,11 @@ def test_an_answer_is_known_by_its_time(ledger):
     zone = timezone(timedelta(hours=1))
     times = [datetime.fromisoformat(one.at).astimezone(zone).isoformat() for one in exported]
     again = [replace(one, at=time) for one, time in zip(exported, times, strict=True)]
-    assert ledger.add_answers(again, "export.csv", "1") == Ingested(same=4)
+    assert ledger.add_answers(again, "export.csv", "1") == AddedAnswers(same=4)
     ledger.add_answers([Answer(f"item {number}", "cow", "ben") for number in (0, 5, 6)], "b.csv")
     grown = [*again, Answer("item 7", "cat")]
     assert ledger.knows_answers(again, "export.csv") and not ledger.knows_answers(grown, "export.csv")
-    assert ledger.add_answers(grown, "export.csv", "2") == Ingested(new=1, same=1, outdated=3)
+    assert ledger.add_answers(grown, "export.csv", "2") == AddedAnswers(new=1, same=1, outdated=3)
     # Of another time, or another person at that time, it is another answer.
     assert not ledger.knows_answers([replace(again[3], who="cid")], "a.csv")
     insisted = replace(again[2], at="2099-01-01T00:00:00+00:00")
@@ -154,34 +154,34 @@ def test_an_answer_is_known_by_its_time(ledger):
 
 def test_a_skip_removes_a_label_by_name(ledger):
     changed = ledger.add_answers([Answer("item 0", None, "ben"), Answer("item 5", None, "ben")], "b.csv")
-    assert changed == Ingested(skipped=2, corrections=(Correction("item 0", "cat", None, "ben"),))
+    assert changed == AddedAnswers(skipped=2, corrections=(Correction("item 0", "cat", None, "ben"),))
 
 
 @pytest.mark.parametrize("at", [None, "2026-02-02T10:01:00Z"])
 def test_a_skip_that_comes_again_does_not_close_an_item_that_was_opened(ledger, at):
     skip = Answer("item 5", None, "ann", at)
-    assert ledger.add_answers([skip], "a.csv", "1") == Ingested(skipped=1)
+    assert ledger.add_answers([skip], "a.csv", "1") == AddedAnswers(skipped=1)
     ledger.reopen([5])
-    assert ledger.add_answers([skip], "a.csv", "1") == Ingested(outdated=1)
-    assert ledger.add_answers([skip, Answer("item 6", "cat", "ann")], "a.csv", "2") == Ingested(
+    assert ledger.add_answers([skip], "a.csv", "1") == AddedAnswers(outdated=1)
+    assert ledger.add_answers([skip, Answer("item 6", "cat", "ann")], "a.csv", "2") == AddedAnswers(
         new=1, outdated=1
     )
     assert ledger.states()[5] == "unlabelled"
     # Asked once more, people may skip it once more; a time tells whether they did.
     ledger.add_round(a_round(1, [5]))
     assert ledger.add_answers([skip], "a.csv", "3") == (
-        Ingested(skipped=1) if at is None else Ingested(outdated=1)
+        AddedAnswers(skipped=1) if at is None else AddedAnswers(outdated=1)
     )
     assert ledger.add_answers([replace(skip, at="2026-02-02T10:02:00Z")], "a.csv").outdated == 0
     # Somebody else means it at any time.
     ledger.reopen([5])
-    assert ledger.add_answers([replace(skip, who="ben", at=None)], "b.csv") == Ingested(skipped=1)
+    assert ledger.add_answers([replace(skip, who="ben", at=None)], "b.csv") == AddedAnswers(skipped=1)
 
 
 def test_a_skip_that_comes_again_undoes_no_label(ledger):
     ledger.add_answers([Answer("item 5", None, "ann")], "a.csv")
     ledger.add_answers([Answer("item 5", "dog", "ben")], "b.csv")
-    assert ledger.add_answers([Answer("item 5", None, "ann")], "a.csv") == Ingested(outdated=1)
+    assert ledger.add_answers([Answer("item 5", None, "ann")], "a.csv") == AddedAnswers(outdated=1)
 
 
 def test_people_may_change_their_minds(ledger):
@@ -205,26 +205,26 @@ def test_people_may_change_their_minds_with_a_whole_file(ledger):
         assert ledger.labels()[-1].label == label and ledger.knows_answers(again, "a.csv", label)
     ledger.add_answers([Answer("item 5", "cow", "ben")], "b.csv")
     for name in ("a.csv", "copy.csv"):
-        assert ledger.add_answers([Answer("item 5", "dog", "ann")], name, "dog") == Ingested(outdated=1)
+        assert ledger.add_answers([Answer("item 5", "dog", "ann")], name, "dog") == AddedAnswers(outdated=1)
 
 
 def test_a_whole_file_is_known_by_answers_that_others_gave_before(ledger):
     """They were left out as known, and so it does not stand anywhere that its sender gave them too."""
     given = [Answer("item 0", "cat", "ann"), Answer("item 5", "cat", "ann")]
-    assert ledger.add_answers(given, "a.csv", "1") == Ingested(new=1, same=1)
+    assert ledger.add_answers(given, "a.csv", "1") == AddedAnswers(new=1, same=1)
     ledger.add_answers([Answer("item 0", "dog", "ben")], "b.csv")
-    assert ledger.add_answers(given, "a.csv", "1") == Ingested(same=1, outdated=1)
+    assert ledger.add_answers(given, "a.csv", "1") == AddedAnswers(same=1, outdated=1)
     # Grown, and then as that once more.
     ledger.add_answers([Answer("item 5", "dog", "ben")], "b.csv")
     for _ in range(2):
-        assert ledger.add_answers(given[1:], "a.csv", "2") == Ingested(outdated=1)
+        assert ledger.add_answers(given[1:], "a.csv", "2") == AddedAnswers(outdated=1)
 
 
 def test_an_item_that_was_opened_again_takes_any_answer(ledger):
     ledger.add_answers([Answer("item 5", "cat", "ann")], "a.csv")
     ledger.add_answers([Answer("item 5", None, "ben")], "b.csv")
     ledger.reopen([5])
-    assert ledger.add_answers([Answer("item 5", "cat", "ann")], "a.csv") == Ingested(new=1)
+    assert ledger.add_answers([Answer("item 5", "cat", "ann")], "a.csv") == AddedAnswers(new=1)
 
 
 def test_answers_are_known_that_would_change_nothing(ledger):

@@ -134,7 +134,7 @@ def test_a_batch_keeps_the_weights_and_residuals_of_its_selector(project, tmp_pa
     with Project(folder) as opened:
         kept = opened.ledger.rounds()[-1]
         (cold,) = opened.ledger.rounds()
-        labels, _ = opened.labels()
+        labels, _ = opened.labels_and_values()
         known = [one.position for one in labels]
         rest = np.setdiff1d(np.arange(N), known)
         batch = select(
@@ -716,7 +716,7 @@ def test_an_init_sees_the_project_that_another_made_while_it_took_the_lock(tmp_p
     monkeypatch.setattr(storage, "locked", after_another)
     assert "is a project already" in run(*words, code=2)
     with Project(folder) as opened:
-        assert len(opened.labels()[0]) == 3 and opened.features.shape == (20, 3)
+        assert len(opened.labels_and_values()[0]) == 3 and opened.features.shape == (20, 3)
 
 
 @pytest.mark.parametrize("moved", [(), ("features.npy",)])

@@ -1,4 +1,4 @@
-"""Replays of labelling on a table whose labels are all known: the ring of `coresift.loop` with an oracle.
+"""Replays of labelling on a table whose labels are all known: the loop of `coresift.loop` with an oracle.
 
 A run's `State` is a value, and all randomness is drawn from its seed and its number of labels. A run that was
 stopped therefore goes on from what is written down of it, to the same end.
@@ -83,7 +83,11 @@ def _check_integers(options: Any, **least: int) -> None:
 
 @dataclass(frozen=True)
 class Round:
-    """What one turn of a replay did; measures are those of `measure`, on the test set."""
+    """What one turn of a replay did; measures are those of `measure`, on the test set.
+
+    Rounds are stored under the names of these fields, so ``guessed`` and ``guesses`` keep their names:
+    both are about pseudo-labels.
+    """
 
     fits: int  # how often the model had been trained before
     labels: int  # true labels it was now trained on
@@ -115,24 +119,24 @@ class State:
     method: Method
     seed: int  # of the split, the first labels, the networks and the choices
     labelled: tuple[int, ...]  # rows with a label, in the order in which they came
-    guesses: tuple[tuple[int, Label], ...] = ()  # rows chosen since, with their pseudo-labels
+    pseudo_labels: tuple[tuple[int, Label], ...] = ()  # rows chosen since, with their pseudo-labels
     fits: int = 0  # how often the model was trained
     done: bool = False  # whether all labels are bought and learned
 
     def after(self, turn: Round) -> State:
         """Return the state after a round."""
-        guesses = () if turn.bought else (*self.guesses, *zip(turn.chosen, turn.guesses, strict=False))
+        imputed = zip(turn.chosen, turn.guesses, strict=False)
         return replace(
             self,
             labelled=self.labelled + turn.bought,
-            guesses=guesses,
+            pseudo_labels=() if turn.bought else (*self.pseudo_labels, *imputed),
             fits=self.fits + 1,
             done=not turn.chosen,
         )
 
     def seed_of(self, purpose: int) -> int:
         """Draw a seed that runs of other methods share where they stand at the same number of labels."""
-        labels = len(self.labelled) + len(self.guesses)
+        labels = len(self.labelled) + len(self.pseudo_labels)
         return int(np.random.SeedSequence([self.seed, labels, purpose]).generate_state(1)[0])
 
 
@@ -243,11 +247,11 @@ class Simulation:
 
     def known(self, state: State) -> tuple[Index, npt.NDArray[Any]]:
         """Return rows and labels to train on, pseudo-labels among them."""
-        rows = np.array([*state.labelled, *(row for row, _ in state.guesses)])
+        rows = np.array([*state.labelled, *(row for row, _ in state.pseudo_labels)])
         labels = self.y[rows[: len(state.labelled)]]
-        if not state.guesses:
+        if not state.pseudo_labels:
             return rows, labels
-        return rows, np.concatenate([labels, [label for _, label in state.guesses]])
+        return rows, np.concatenate([labels, [label for _, label in state.pseudo_labels]])
 
     def batch_size(self, state: State) -> int:
         """How many labels are bought together now; the last batch may be smaller."""
@@ -255,7 +259,7 @@ class Simulation:
 
     def wanted(self, state: State) -> int:
         """How many points to choose now."""
-        return min(state.method.refit_every or self.batch, self.batch_size(state) - len(state.guesses))
+        return min(state.method.refit_every or self.batch, self.batch_size(state) - len(state.pseudo_labels))
 
 
 Fitted: TypeAlias = tuple[Any, float]  # a model, and this run's part of the training time in seconds
@@ -356,7 +360,7 @@ class _Run:
             start = time.perf_counter()
             self.chosen = choose(simulation, state, posterior, wanted)
             self.select_seconds = time.perf_counter() - start
-        imputed = tuple(row for row, _ in state.guesses) + self.chosen
+        imputed = tuple(row for row, _ in state.pseudo_labels) + self.chosen
         complete = not state.method.impute or len(imputed) == simulation.batch_size(state)
         return imputed if complete else ()
 
@@ -367,7 +371,7 @@ class _Run:
         return Round(
             fits=self.state.fits,
             labels=len(self.state.labelled),
-            guessed=len(self.state.guesses),
+            guessed=len(self.state.pseudo_labels),
             chosen=self.chosen,
             guesses=self._pseudo_labels(posterior),
             fit_seconds=self.fit_seconds,

@@ -182,7 +182,7 @@ def pending(
         typer.echo("no item is pending", err=True)  # not among the ids, which may go to a file
 
 
-# What `Ingested` counts, as it is printed.
+# What `AddedAnswers` counts, as it is printed.
 _OUTCOMES = {
     "new": "new labels",
     "corrected": "corrections",
@@ -202,22 +202,22 @@ def ingest(
     from coresift.labelling.labels import alike_classes
 
     with open_project(project) as opened:
-        intake = opened.ingest_file(file, wait)
-        changed, counts = asdict(intake.changed), opened.ledger.counts()
+        ingested = opened.ingest_file(file, wait)
+        changed, counts = asdict(ingested.changed), opened.ledger.counts()
         # At first there is nothing that a class could be new to.
-        new_classes = intake.new_classes if intake.known else {}
-        alike = alike_classes(intake.new_classes)
+        new_classes = ingested.new_classes if ingested.known else {}
+        alike = alike_classes(ingested.new_classes)
         told = ", ".join(f"{changed[name]} {word}" for name, word in _OUTCOMES.items() if changed[name])
-        others = {"new_classes": new_classes, "ignored": intake.ignored, "alike_classes": alike}
+        others = {"new_classes": new_classes, "ignored": ingested.ignored, "alike_classes": alike}
         say(
             json,
             {**changed, "counts": counts, **others},
             f"{file}: {told or 'no answers in it'}",
             f"{counts['labelled']:,} labels now, {counts['pending']:,} items pending",
-            words.corrections(intake.changed.corrections),
-            words.ignored_cells(intake.ignored, opened.task),
-            words.new_classes(new_classes, intake.known),
-            words.alike_classes(alike, intake.new_classes),
+            words.corrections(ingested.changed.corrections),
+            words.ignored_cells(ingested.ignored, opened.task),
+            words.new_classes(new_classes, ingested.known),
+            words.alike_classes(alike, ingested.new_classes),
         )
 
 

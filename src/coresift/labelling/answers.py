@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coresift.labelling.labellers.files import read_answers, read_content, write_batch
-from coresift.labelling.ledger import Ingested
+from coresift.labelling.ledger import AddedAnswers
 from coresift.labelling.opened import OpenProject
 from coresift.labelling.records import Answer, Chosen
 from coresift.labelling.storage import fingerprint_of
@@ -26,6 +26,7 @@ class BatchFile:
         write_batch(self.path, self.project.target, items, described, id_column, commit)
 
     def collect(self, add: Callable[[Sequence[Answer]], Any]) -> Any:
+        """Hand over the answers in the file; `Project.ingest_file` also records the file's fingerprint."""
         return add(self.read()[0])
 
     def read(self) -> tuple[list[Answer], int, str]:
@@ -44,10 +45,13 @@ class BatchFile:
 
 
 @dataclass(frozen=True)
-class Intake:
-    """The effect of a file of labels; it has no classes if these were named when the project began."""
+class IngestedFile:
+    """What `Project.ingest_file` did: the `AddedAnswers` of the file, its ignored rows, and its new classes.
 
-    changed: Ingested
+    ``known`` and ``new_classes`` are empty if the classes were named when the project began.
+    """
+
+    changed: AddedAnswers
     ignored: int  # number of rows with a word for no label, such as NA
-    known: tuple[str, ...] = ()  # the classes that labels had before
-    new_classes: Mapping[str, int] = field(default_factory=dict)  # how many labels each new class has
+    known: tuple[str, ...] = ()  # classes that had a label before
+    new_classes: Mapping[str, int] = field(default_factory=dict)  # the number of labels of each new class

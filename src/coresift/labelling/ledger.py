@@ -28,6 +28,8 @@ _STATES: dict[str, State] = {
     "skipped": "skipped",
     "excluded": "excluded",
 }
+# The numbers of the first two imports: the labels in the pool, and those in the file of `init --labels`.
+_POOL_IMPORT, _FILE_IMPORT = 1, 2
 _LATEST = "SELECT MAX(event) FROM events GROUP BY position"
 _CHOSEN = "SELECT round, position, id, rank, own_weight, weight FROM events JOIN items USING (position)"
 _INSERT_FACT = "INSERT INTO facts (at, key, value) VALUES (?, ?, ?)"
@@ -54,14 +56,17 @@ class Correction:
 
 
 @dataclass(frozen=True)
-class Ingested:
-    """How many answers had each outcome, and which labels were replaced."""
+class AddedAnswers:
+    """What `Ledger.add_answers` did: how many answers had each outcome, and which labels were replaced.
+
+    It covers answers from any source; `coresift.labelling.answers.IngestedFile` adds what only a file has.
+    """
 
     new: int = 0  # items that had no label
-    same: int = 0  # answers that were known already
+    same: int = 0  # answers that agree with what is known, from anybody; they are not stored
     corrected: int = 0  # labels that replaced others
     skipped: int = 0  # items that nobody could label
-    outdated: int = 0  # answers older than what is known
+    outdated: int = 0  # answers that came before, or are older than what is known; they are not stored
     corrections: tuple[Correction, ...] = ()  # by other labels, or by a skip
 
     def counts(self) -> dict[str, int]:
@@ -73,8 +78,8 @@ class _Judged(NamedTuple):
     """An answer, and what it changes."""
 
     answer: Answer
-    position: int  # of its item
-    before: str | None  # the label that this has
+    position: int  # of its item in the pool
+    before: str | None  # the item's current label, if it has one
     outcome: Outcome
 
     @property
@@ -113,14 +118,14 @@ class Ledger(Database):
         """
         at = now()
         positions = {id_: position for position, id_ in enumerate(ids)} if answers else {}
-        given = [(1, position, Answer("", label)) for position, label in known.items()]
-        given += [(2, positions[answer.id], answer) for answer in answers]
+        given = [(_POOL_IMPORT, position, Answer("", label)) for position, label in known.items()]
+        given += [(_FILE_IMPORT, positions[answer.id], answer) for answer in answers]
         with creating(path) as connection:
             connection.executemany("INSERT INTO items VALUES (?, ?)", enumerate(ids))
             connection.executemany(
                 _INSERT_FACT, [(at, key, json.dumps(value)) for key, value in facts.items()]
             )
-            # Both imports are always there: nobody asked for their labels.
+            # Both imports are written even if they have no labels, so that their numbers are always the same.
             connection.executemany(_INSERT_IMPORT, [(at, "the pool", None), (at, source, fingerprint)])
             _add_answers(connection, at, given)
         return cls(path)
@@ -175,10 +180,11 @@ class Ledger(Database):
 
     def labels(self) -> list[Labelled]:
         """Return the current labels, in the order in which they came."""
+        # Labels of the first two imports were there when the project began.
         query = f"""
             SELECT position, label, who, COALESCE(said_at, at),
                 COALESCE((SELECT MAX(round) FROM events AS asked WHERE asked.position = events.position), 0),
-                import <= 2
+                import IN ({_POOL_IMPORT}, {_FILE_IMPORT})
             FROM events WHERE event IN ({_LATEST}) AND kind = 'labelled' ORDER BY event
             """
         return [
@@ -196,10 +202,12 @@ class Ledger(Database):
 
     def first_corrections(self) -> list[Correction]:
         """Return the labels of the pool that the file of labels replaced when the project began."""
-        query = """
+        query = f"""
             SELECT id, pool.label, file.label, file.who
             FROM events AS file JOIN events AS pool USING (position) JOIN items USING (position)
-            WHERE file.import = 2 AND pool.import = 1 AND file.label IS NOT pool.label ORDER BY position
+            WHERE file.import = {_FILE_IMPORT} AND pool.import = {_POOL_IMPORT}
+                AND file.label IS NOT pool.label
+            ORDER BY position
             """
         return [Correction(*row) for row in self.rows(query)]
 
@@ -286,8 +294,13 @@ class Ledger(Database):
 
     # Answers.
 
-    def add_answers(self, answers: Sequence[Answer], source: str, fingerprint: str | None = None) -> Ingested:
+    def add_answers(
+        self, answers: Sequence[Answer], source: str, fingerprint: str | None = None
+    ) -> AddedAnswers:
         """Add answers, all or none; those that say nothing new are left out.
+
+        The last answer that was added counts; there is no voting. An answer that agrees with it is left out,
+        whoever gives it.
 
         An answer that comes in again does not undo an answer that somebody else gave since. A skip that comes
         in again does not close an item that was opened since. An answer that says when it was given does not
@@ -308,7 +321,7 @@ class Ledger(Database):
             for one in changes
             if one.before is not None
         )
-        return Ingested(corrections=corrections, **Counter(str(one.outcome) for one in judged))
+        return AddedAnswers(corrections=corrections, **Counter(str(one.outcome) for one in judged))
 
     def knows_answers(self, answers: Sequence[Answer], source: str, fingerprint: str | None = None) -> bool:
         """Whether `add_answers` would leave all of them out."""

@@ -19,7 +19,7 @@ from coresift.labelling import storage
 from coresift.labelling.database import NAME as LEDGER
 from coresift.labelling.database import damaged
 from coresift.labelling.labels import is_number
-from coresift.labelling.ledger import Ingested, Ledger
+from coresift.labelling.ledger import AddedAnswers, Ledger
 from coresift.labelling.model import default_model, predicted, std_factor
 from coresift.labelling.pools import ItemPool, open_pool
 from coresift.labelling.records import Answer, Chosen, Labelled
@@ -39,7 +39,11 @@ class LostPoolError(InputError):
 
 
 class OpenProject:
-    """A project's ledger, pool and features, and the model of its labels."""
+    """A project that exists: its ledger, its pool and features, and the model of its labels.
+
+    It looks things up, adds answers and fits the model, which is all that `NextBatch` needs. `Project` is an
+    `OpenProject` that also creates projects, chooses batches and ingests files.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
@@ -160,8 +164,12 @@ class OpenProject:
         """Hold the project's lock; raises `BusyError` if another program has it after ``wait`` seconds."""
         return storage.locked(self._lock, wait)
 
-    def add(self, answers: Sequence[Answer], source: str) -> Ingested:
-        """Add answers; what is known already changes nothing."""
+    def add(self, answers: Sequence[Answer], source: str) -> AddedAnswers:
+        """Add the answers that a `Labeller` collected; what is known already changes nothing.
+
+        Labels are checked here, because a `Labeller` may hand over anything. `coresift ingest` takes another
+        path, `Project.ingest_file`, where they are checked as the file is read.
+        """
         for answer in answers:
             self._check_label(answer, source)
         with self.writing(wait=10.0):
@@ -183,7 +191,7 @@ class OpenProject:
 
     # The model.
 
-    def labels(self) -> tuple[list[Labelled], npt.NDArray[Any]]:
+    def labels_and_values(self) -> tuple[list[Labelled], npt.NDArray[Any]]:
         """Return the labels in the order in which they came, and their values (n,): numbers or classes."""
         labelled = self.ledger.labels()
         kind = np.float64 if self.task == "regression" else np.str_
@@ -199,7 +207,10 @@ class OpenProject:
 
     def fit(self) -> Any | None:
         """Fit the model to all labels; ``None`` if these are too few to learn from."""
-        labelled, values = self.labels()
+        return self.fit_to(*self.labels_and_values())
+
+    def fit_to(self, labelled: Sequence[Labelled], values: npt.NDArray[Any]) -> Any | None:
+        """Fit the model to labels and their values (n,); ``None`` if these are too few to learn from."""
         if len(labelled) < limits.LEAST_LABELS or len(np.unique(values)) < 2:
             return None
         model = default_model(self.task, len(labelled), self.settings.seed)
@@ -216,7 +227,7 @@ class OpenProject:
         """Return the factor that calibrates the standard deviations of a model of all labels."""
         if self.task == "classification":
             return 1.0
-        labelled, values = self.labels()
+        labelled, values = self.labels_and_values()
         size, seed = len(self.features), self.settings.seed
         sample = np.random.default_rng(seed).choice(size, min(limits.POOL_SAMPLE, size), replace=False)
         x = self.rows([one.position for one in labelled])

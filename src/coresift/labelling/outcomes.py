@@ -34,9 +34,10 @@ class Event(NamedTuple):
         return (self.kind, self.label) == (kind_of(answer), answer.label)
 
     def repeats(self, answer: Answer) -> bool:
-        """Whether it is an answer that has a time of its own.
+        """Whether it has the content and the time of an answer, and no other person gave it.
 
-        Its time is when it was given or, if that is unknown, when it came in: exports have one or the other.
+        An export writes when an answer was given or, if that is unknown, when it came in. The answer's time
+        is therefore compared with one or the other. An unknown person may be anybody.
         """
         has_same_who = self.who == answer.who or None in (self.who, answer.who)
         if not (answer.at and self.says(answer) and has_same_who):
@@ -44,15 +45,15 @@ class Event(NamedTuple):
         return datetime.fromisoformat(self.said_at or self.at) == datetime.fromisoformat(answer.at)
 
     def was_sent(self, answer: Answer, source: str) -> bool:
-        """Whether it is this answer without a time, sent by the same person, or from the same source.
+        """Whether it has the content of an answer without a time, and comes from the same sender.
 
-        The source counts if one of the two has no name.
+        Senders are compared by name; if one of them has no name, by source.
         """
         same_sender = self.who == answer.who if self.who and answer.who else self.source == source
         return answer.at is None and self.says(answer) and same_sender
 
     def is_up_to(self, number: int) -> bool:
-        """Whether it came in with the import of this number, or with an earlier one."""
+        """Whether it came in by the import with this number, or by an earlier import."""
         return 0 < (self.number or 0) <= number
 
     def is_by_another(self, who: str | None, source: str) -> bool:
@@ -103,5 +104,5 @@ def _is_repeated(answer: Answer, source: str, before: Sequence[Event], number: i
 
 
 def _last(flags: Iterable[bool]) -> list[int]:
-    """How many flags there are up to the last that is set; empty if none is."""
+    """Return a list with the number of the last flag that is set, counted from 1; empty if none is set."""
     return [count for count, flag in enumerate(flags, 1) if flag][-1:]

@@ -26,7 +26,8 @@ _NO_ROUND = Round(0, "", "none yet", 0, "none yet", "", {}, 0, 0.0)
 
 def overview(project: Project) -> ProjectReport:
     """Gather the content of the report page."""
-    ledger, rounds, (labels, values) = project.ledger, project.ledger.rounds(), project.labels()
+    ledger, rounds = project.ledger, project.ledger.rounds()
+    labels, values = project.labels_and_values()
     withdrawn = {number: len(items) for number, items in ledger.withdrawn().items()}
     open_or_gone = Counter(number for number, _ in ledger.pending()) + Counter(withdrawn)
     last = rounds[-1] if rounds else _NO_ROUND

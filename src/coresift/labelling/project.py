@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coresift.errors import InputError
-from coresift.labelling.answers import BatchFile, Intake
+from coresift.labelling.answers import BatchFile, IngestedFile
 from coresift.labelling.creation import Beginning, create_project
 from coresift.labelling.database import NAME as LEDGER
 from coresift.labelling.opened import LostPoolError, OpenProject
@@ -24,7 +24,10 @@ __all__ = ["BusyError", "LostPoolError", "NothingLeftError", "Project", "Request
 
 
 class Project(OpenProject):
-    """A labelling project in a folder: create it, choose batches, add answers."""
+    """A labelling project in a folder: create it, choose batches, ingest files of answers.
+
+    It has all that an `OpenProject` has, and is what commands and scripts use.
+    """
 
     @classmethod
     def create(cls, folder: Path, reading: Reading, **options: Any) -> Project:
@@ -32,16 +35,20 @@ class Project(OpenProject):
         create_project(Path(folder), Beginning(reading, **options))
         return cls(folder)
 
-    def ingest_file(self, path: Path, wait: float = 10.0) -> Intake:
-        """Add the labels of a CSV file."""
+    def ingest_file(self, path: Path, wait: float = 10.0) -> IngestedFile:
+        """Record the answers in a CSV file; no model is fitted.
+
+        Unlike `add`, it also records the fingerprint of the file, so that the same file is recognised later,
+        and tells how many rows were ignored and which classes are new. No other program can write meanwhile.
+        """
         with self.writing(wait):
             known = self.class_counts()
             answers, ignored, fingerprint = BatchFile(self, path).read()
             changed = self.ledger.add_answers(answers, path.name, fingerprint)
             if self.classes is not None:
-                return Intake(changed, ignored)
+                return IngestedFile(changed, ignored)
             new = {name: count for name, count in self.class_counts().items() if name not in known}
-            return Intake(changed, ignored, tuple(known), new)
+            return IngestedFile(changed, ignored, tuple(known), new)
 
     def check_replaceable(self, path: Path) -> None:
         """Raise if writing to ``path`` would lose the pool, the project, or answers not ingested yet."""

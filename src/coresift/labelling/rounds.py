@@ -1,4 +1,4 @@
-"""Choose the next batch of a project: the learner in the ring of `coresift.loop`."""
+"""Choose the next batch of a project: `NextBatch` is the `Learner` that `coresift.loop` calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coresift import limits
 from coresift.errors import InputError
 from coresift.labelling.choose import Limits, Picked, asker, choose_within, nearest_of
 from coresift.labelling.forecast import forecast, information
-from coresift.labelling.ledger import Ingested, now
+from coresift.labelling.ledger import AddedAnswers, now
 from coresift.labelling.model import MODEL_NAMES, predicted
 from coresift.labelling.opened import OpenProject
 from coresift.labelling.records import Answer, Chosen, Prediction, Round
@@ -46,7 +46,8 @@ class Candidates(NamedTuple):
 class NextBatch:
     """A project as a `Learner`; each `fit` begins a round from the current state of the ledger.
 
-    To ``withdraw`` opens all pending items and chooses anew. ``source`` says where added answers come from.
+    With ``withdraw``, all pending items are withdrawn, and may be chosen again in this round. ``source`` is
+    recorded with the answers that are added: it says where they come from.
     """
 
     def __init__(
@@ -71,8 +72,8 @@ class NextBatch:
         turn = 1 + sum(withdrawn[one.number] < len(one.batch) for one in self._rounds)
         entropy = [self.project.settings.seed, turn]
         self._seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
-        self._labelled, self._values = self.project.labels()
-        model = self.project.fit()
+        self._labelled, self._values = self.project.labels_and_values()
+        model = self.project.fit_to(self._labelled, self._values)
         self._fit_seconds = time.perf_counter() - self._began
         return model
 
@@ -125,7 +126,7 @@ class NextBatch:
                 raise BusyError("something was added to the project while a batch was chosen; try again")
             project.ledger.add_round(record, project.positions(self.request.exclude), self._withdrawn)
 
-    def add(self, answers: Sequence[Answer]) -> Ingested:
+    def add(self, answers: Sequence[Answer]) -> AddedAnswers:
         return self.project.add(answers, self.source)
 
     # Choosing.

@@ -43,7 +43,7 @@ from coresift.labelling.labellers.label_studio.labeller import Pulled, Pushed
 from coresift.labelling.labellers.label_studio.server import AnswerError, Patience, UnavailableError
 from coresift.labelling.labellers.label_studio.tokens import servers_file
 from coresift.labelling.labellers.label_studio.watching import Watched
-from coresift.labelling.ledger import Ingested
+from coresift.labelling.ledger import AddedAnswers
 from coresift.labelling.pools import Reading
 from coresift.labelling.project import BusyError, NothingLeftError, Project, Request
 from coresift.labelling.records import Answer, Chosen, Round, Task
@@ -90,7 +90,7 @@ class Items:
     def predictions(self, positions: Sequence[int]) -> list[tuple[str, float] | None]:
         return [self.model(position) for position in positions]
 
-    def add(self, answers: Sequence[Answer], source: str) -> Ingested:
+    def add(self, answers: Sequence[Answer], source: str) -> AddedAnswers:
         count = dict.fromkeys(("new", "same", "corrected", "skipped", "outdated"), 0)
         for answer in answers:
             known = self.answers.get(answer.id)
@@ -103,7 +103,7 @@ class Items:
                 self.answers[answer.id] = answer
                 corrected = known is not None and known.label is not None
                 count["skipped" if answer.label is None else "corrected" if corrected else "new"] += 1
-        return Ingested(**count)
+        return AddedAnswers(**count)
 
     def next_items(self, batch_size: int) -> list[Chosen]:
         if (start := len(self.chosen)) == len(self.items):
@@ -147,7 +147,7 @@ class NextItems:
     def commit(self, record: Round) -> None:
         self.project.chosen.extend(record.batch)
 
-    def add(self, answers: Sequence[Answer]) -> Ingested:
+    def add(self, answers: Sequence[Answer]) -> AddedAnswers:
         return self.project.add(answers, self.source)
 
 
