@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from coresift.errors import InputError as InputError
-
 Index: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 

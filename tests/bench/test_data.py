@@ -15,7 +15,7 @@ from sklearn.linear_model import LinearRegression
 
 from coresift.bench.data import TABLES, Table, checksum, generated_year, load_energy, load_table
 from coresift.bench.data.readers import read_year
-from coresift.types import InputError
+from coresift.errors import InputError
 
 FOLDER = Path(
     os.environ.get("CORESIFT_DATA") or Path(__file__).parents[3].joinpath("shared", "data", "regression")

@@ -18,7 +18,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from coresift.bench.data import IMAGES, Images, are_images, load_images, write_sheets
-from coresift.types import InputError
+from coresift.errors import InputError
 
 FOLDER = Path(os.environ.get("CORESIFT_DATA") or Path(__file__).parents[3].joinpath("shared", "data"))
 BATCHES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]

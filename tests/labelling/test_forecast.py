@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coresift.errors import InputError
 from coresift.estimators import EnsembleRegressor
 from coresift.labelling.curves import CrossValidator, Losses, learning_curves
 from coresift.labelling.forecast import Forecast, _has_stopped, _verdict, _Words, forecast, information
 from coresift.posteriors import BayesianLinearRegression
-from coresift.types import InputError
 
 # Gains of rounds: the median and the 90% quantile.
 FLAT, FALLING, UNCERTAIN = (0.02, 0.08), (0.06, 0.08), (0.02, 0.15)

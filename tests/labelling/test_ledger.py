@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coresift.errors import InputError
 from coresift.labelling.ledger import AddedAnswers, Correction, Ledger
 from coresift.labelling.records import Answer, Chosen, Round
-from coresift.types import InputError
 
 IDS = [f"item {number}" for number in range(10)]
 

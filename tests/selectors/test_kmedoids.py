@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from coresift import limits
+from coresift.errors import InputError
 from coresift.selectors import KMedoids
 from coresift.spaces import FeatureSpace, GramSpace, VectorSpace
 from coresift.spaces.vectors import OnDisk
 from coresift.testing import check_selector
-from coresift.types import InputError
 
 
 def normal(*shape, seed=0):

@@ -16,8 +16,9 @@ from coresift import limits
 from coresift.atomic import replacing
 from coresift.bench.replay import Method, Simulation, choose
 from coresift.bench.statistics import nearest_distance
+from coresift.errors import InputError
 from coresift.report.figures import COLOURS, INK, styled
-from coresift.types import Floats, Index, InputError
+from coresift.types import Floats, Index
 
 
 @dataclass(frozen=True, eq=False)

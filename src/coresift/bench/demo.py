@@ -23,12 +23,12 @@ from coresift.bench.plane import probit_pictures
 from coresift.bench.replay import Method, Simulation
 from coresift.bench.replay import run as replay
 from coresift.bench.statistics import Estimate
-from coresift.errors import cannot_write
+from coresift.errors import InputError, cannot_write
 from coresift.estimators import NeuralLinearRegressor
 from coresift.report import page as html
 from coresift.report.figures import CurvePanel, curve_panels, save
 from coresift.threads import enough_threads
-from coresift.types import Floats, InputError
+from coresift.types import Floats
 
 STRATEGIES = ("random", "maxent", "acs-fw")
 FIRST_LABELS, BATCH, EPOCHS = 20, 10, 50

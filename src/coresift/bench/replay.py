@@ -23,11 +23,12 @@ from coresift.bench.measures import measure
 from coresift.bench.models import judge
 from coresift.bench.peers import Question, choose_by_peer, is_peer
 from coresift.checks import check_integer, check_switch
+from coresift.errors import InputError
 from coresift.loop import turn
 from coresift.pool import ArrayPool
 from coresift.selection import select
 from coresift.strategies import Strategy, find_strategy
-from coresift.types import Index, InputError
+from coresift.types import Index
 
 Label: TypeAlias = float | int | str
 

@@ -15,9 +15,9 @@ from coresift.bench.results import Results, Standing, standings
 from coresift.bench.statistics import Estimate
 from coresift.bench.store import PACKED, Origins, Record, pack, read
 from coresift.bench.tables import NOTHING, tables
+from coresift.errors import InputError
 from coresift.report.figures import COLOURS, CurvePanel, curve_panels, save
 from coresift.report.page import Heading, Part, Picture, Table, markdown, page
-from coresift.types import InputError
 
 # What all labels give: data set, and whether it has classes -> number of labels, estimate.
 Ceilings: TypeAlias = Mapping[tuple[str, bool], tuple[int, Estimate]]

@@ -25,7 +25,7 @@ from coresift.bench.config import Experiment
 from coresift.bench.display import Run, display
 from coresift.bench.replay import Begun, Round, Simulation, State, step
 from coresift.bench.store import Log
-from coresift.types import InputError
+from coresift.errors import InputError
 
 try:
     import resource

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from coresift.atomic import replacing, write_text
 from coresift.bench.replay import Round
-from coresift.types import InputError
+from coresift.errors import InputError
 
 PACKED = "rounds.parquet"
 

@@ -20,13 +20,12 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from coresift.checks import check_integer
-from coresift.errors import shown
+from coresift.errors import InputError, shown
 from coresift.estimators.networks import Trainer
 from coresift.estimators.networks.extractors import Network, new_network
 from coresift.estimators.networks.layers import AppendOne, Headed, Standardise
 from coresift.estimators.saving import Savable
 from coresift.threads import enough_threads
-from coresift.types import InputError
 
 # Channels of an image, at most and usually; more might be a height or width.
 _MOST_CHANNELS, _CHANNELS = 4, (1, 3, 4)

@@ -16,14 +16,13 @@ from torch.distributions import Distribution
 
 from coresift import limits
 from coresift.checks import check_choice, check_integer, check_positive
-from coresift.errors import shown
+from coresift.errors import InputError, shown
 from coresift.estimators.base import NetworkClassifier
 from coresift.estimators.networks.extractors import seeded
 from coresift.estimators.networks.losses import Likelihood
 from coresift.estimators.stacked import Networks, StackedEstimator, StackedRegressor
 from coresift.posteriors.network import input_tensor, rows_per_pass
 from coresift.posteriors.samples import by_blocks, categorical, gaussian, mixture, own_generator
-from coresift.types import InputError
 
 _CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # drop whole channels
 _DROPOUT = (nn.Dropout, *_CHANNELS)  # a plain one drops single units

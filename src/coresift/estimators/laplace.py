@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from coresift import limits
 from coresift.checks import check_choice, check_finite, check_positive, check_shape
+from coresift.errors import InputError
 from coresift.estimators.base import LabelledSet, NetworkClassifier
 from coresift.estimators.networks.layers import AppendOne, substate
 from coresift.estimators.networks.losses import LEAST_VARIANCE, GaussianOutputs, Likelihood, SquaredError
@@ -22,7 +23,6 @@ from coresift.pool import Pool, PoolLike, as_array, as_pool, read
 from coresift.posteriors.linear import LinearPosterior
 from coresift.posteriors.network import NetworkPosterior, outputs_of
 from coresift.posteriors.softmax import SoftmaxPosterior
-from coresift.types import InputError
 
 # The variance of a logit under the default prior: large enough for every probability from doubt to certainty.
 # A flat prior fails: where a trained softmax is certain, its curvature vanishes and bounds no weights.

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from coresift.atomic import replacing, write_text
 from coresift.checks import check_integer
-from coresift.errors import shown
-from coresift.types import InputError
+from coresift.errors import InputError, shown
 
 # The version of the format. Change it with every change of what the files hold.
 FORMAT = 2

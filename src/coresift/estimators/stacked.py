@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from coresift import limits
 from coresift.checks import check_choice
-from coresift.errors import shown
+from coresift.errors import InputError, shown
 from coresift.estimators.base import LabelledSet, NetworkEstimator, NetworkRegressor
 from coresift.estimators.networks import LabelledStack, Objective, Stack
 from coresift.estimators.networks.extractors import count_features, seeded
@@ -24,7 +24,6 @@ from coresift.estimators.networks.trainer import Schedule
 from coresift.estimators.saving import State
 from coresift.posteriors.network import outputs_of
 from coresift.posteriors.samples import categorical
-from coresift.types import InputError
 
 # K networks: rows (n, ...) -> outputs (n, C); each is a `Standardise`, followed by a `Headed`.
 Networks: TypeAlias = Sequence[nn.Module]

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from coresift.errors import InputError
 from coresift.labelling.labels import looks_like_number
-from coresift.types import InputError
 
 # What may separate the columns of a CSV file.
 SEPARATORS = ",;\t"

@@ -13,12 +13,13 @@ import numpy.typing as npt
 import torch
 
 from coresift import limits as sizes
+from coresift.errors import InputError
 from coresift.pool import as_pool
 from coresift.posteriors.network import split_last_layer
 from coresift.selection import select
 from coresift.spaces.base import default_num_samples
 from coresift.strategies import Strategy, find_strategy
-from coresift.types import Batch, Floats, Index, InputError
+from coresift.types import Batch, Floats, Index
 
 # (how many, rows that count as taken, rows that cannot be taken) -> a batch of rows
 Ask = Callable[[int, Sequence[int], Sequence[int]], Batch]

@@ -12,12 +12,12 @@ import pyarrow as pa
 from pyarrow import csv, parquet, types
 
 from coresift.atomic import replacing
+from coresift.errors import InputError
 from coresift.labelling.cells import guarded
 from coresift.labelling.labellers.files import answer_columns, answer_parts, free_names
 from coresift.labelling.pools.arrow import as_texts
 from coresift.labelling.records import Answer
 from coresift.progress import progress_bar
-from coresift.types import InputError
 
 if TYPE_CHECKING:
     from coresift.labelling.project import Project

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from coresift import limits
+from coresift.errors import InputError
 from coresift.labelling import curves
 from coresift.labelling.curves import CrossValidator, Losses
 from coresift.labelling.records import CurvePoint, Task
@@ -21,7 +22,7 @@ from coresift.posteriors.network import split_last_layer
 from coresift.selectors.information import information as share_of_total
 from coresift.spaces.likelihood import sampled_likelihood_space
 from coresift.spaces.vectors import VectorSpace
-from coresift.types import Floats, Index, InputError
+from coresift.types import Floats, Index
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from coresift.checks import check_integer
+from coresift.errors import InputError
 from coresift.limits import POOL_BLOCK, SHARD_ATTEMPTS
 from coresift.pool import Part, import_ray
 from coresift.posteriors.network import split_last_layer
@@ -25,7 +26,7 @@ from coresift.search.cpu import VectorSearch
 from coresift.search.cpu_distances import VectorDistances
 from coresift.spaces.base import Problem, norm_sum, selectable
 from coresift.spaces.vectors import VectorSpace
-from coresift.types import Floats, Index, InputError
+from coresift.types import Floats, Index
 
 Bits: TypeAlias = npt.NDArray[np.uint8]
 # A value, the index of its point in the shard, or -1, and (J, 1) the point's vector.

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from coresift.checks import check_budget, check_index, make_generator
+from coresift.errors import InputError
 from coresift.progress import progress_bar
 from coresift.scores import Score
 from coresift.selectors.information import best_weights, share
 from coresift.spaces.base import SAME, Space, norms_at, selectable
-from coresift.types import Batch, Floats, Index, InputError
+from coresift.types import Batch, Floats, Index
 
 Source = TypeVar("Source", Space, Score)
 

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from coresift.checks import check_integer
+from coresift.errors import InputError
 from coresift.selectors.base import Selection, Selector
 from coresift.selectors.information import best_weights
 from coresift.spaces.base import Space
-from coresift.types import Floats, InputError
+from coresift.types import Floats
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from coresift.errors import InputError
 from coresift.search import CosineSearch, Tensors
 from coresift.selectors.sparse import Fit, Move, SparseApproximation, Target, closing
 from coresift.spaces.base import Space
-from coresift.types import InputError
 
 
 @dataclass(frozen=True)

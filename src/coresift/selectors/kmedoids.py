@@ -12,10 +12,11 @@ from torch import Tensor
 
 from coresift import limits
 from coresift.checks import check_integer
+from coresift.errors import InputError
 from coresift.selectors.base import Selection, Selector
 from coresift.spaces.base import Space
 from coresift.spaces.vectors import ColumnSpace, InMemory, VectorSpace
-from coresift.types import Floats, Index, InputError
+from coresift.types import Floats, Index
 
 # Positions of the medoids (b,) among the candidates, how many candidates each member of the selection has,
 # pending ones first, and the sum of the distances.

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coresift.errors import InputError
 from coresift.scores import Score
 from coresift.selectors.base import Selection, Selector
-from coresift.types import Floats, InputError
+from coresift.types import Floats
 
 
 @dataclass(frozen=True)

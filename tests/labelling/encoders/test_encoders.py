@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coresift.errors import InputError
 from coresift.labelling.encoders import write_features
 from coresift.labelling.pools import Block, ItemPool, Reading, open_pool
 from coresift.labelling.pools.csv_file import CsvFile
 from coresift.labelling.pools.tables import TablePool
-from coresift.types import InputError
 
 
 def many_rows() -> str:

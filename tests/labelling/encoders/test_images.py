@@ -12,10 +12,10 @@ import torch
 from PIL import EpsImagePlugin, Image
 from torch import nn
 
+from coresift.errors import InputError
 from coresift.labelling.encoders import write_features
 from coresift.labelling.encoders.images import colours_and_edges, decoded
 from coresift.labelling.pools import Reading, open_pool
-from coresift.types import InputError
 
 
 def test_copies_of_images_have_few_dimensions(files: Any) -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coresift.errors import InputError
 from coresift.labelling.labellers.files import read_answers, read_content, write_batch
 from coresift.labelling.labels import is_label, plain_class
 from coresift.labelling.records import Answer, Chosen
-from coresift.types import InputError
 
 IDS = {"a", "b", "c"}
 CLASSES = ["cat", "dog", "=cmd()", "@SUM(A1)", "<script>alert(1)</script>", 'say "hi", twice', "two\nlines"]

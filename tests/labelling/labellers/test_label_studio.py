@@ -26,6 +26,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coresift.cli import app
+from coresift.errors import InputError
 from coresift.labelling.labellers.label_studio import (
     LabelStudio,
     LabelStudioLabeller,
@@ -47,7 +48,6 @@ from coresift.labelling.ledger import AddedAnswers
 from coresift.labelling.pools import Reading
 from coresift.labelling.project import BusyError, NothingLeftError, Project, Request
 from coresift.labelling.records import Answer, Chosen, Round, Task
-from coresift.types import InputError
 
 httpx = pytest.importorskip("httpx", reason="needs the httpx package")
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coresift.errors import InputError
 from coresift.labelling.pools import Reading, open_pool
-from coresift.types import InputError
 
 
 def test_arrays(files: Any, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from coresift.errors import InputError
 from coresift.labelling.pools import Reading, open_pool
-from coresift.types import InputError
 
 
 def test_types_of_parquet_columns(files: Any) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coresift.errors import InputError
 from coresift.labelling.encoders import write_features
 from coresift.labelling.pools import Reading, open_pool
-from coresift.types import InputError
 
 
 def test_fingerprints_change_with_content(files: Any) -> None:

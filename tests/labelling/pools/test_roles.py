@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from coresift.errors import InputError
 from coresift.labelling.pools import Reading, open_pool
-from coresift.types import InputError
 
 
 def test_an_id_with_another_part_names_no_item(files: Any) -> None:

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from coresift.errors import InputError
 from coresift.labelling.pools import Reading, open_pool
-from coresift.types import InputError
 
 HOUSES = """id,area,town,built,sold,price
 a1,50,Ulm,1990-01-01,true,100

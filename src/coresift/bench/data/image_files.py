@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from coresift.atomic import replacing
 from coresift.bench.data.readers import load_arrays, reading
+from coresift.errors import InputError
 from coresift.reading import open_image, pillow
-from coresift.types import Index, InputError
+from coresift.types import Index
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 Shape: TypeAlias = tuple[int, int, int]

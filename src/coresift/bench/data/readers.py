@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from coresift.errors import InputError
 from coresift.reading import check_header, without_index
-from coresift.types import Floats, InputError
+from coresift.types import Floats
 
 Numbers: TypeAlias = npt.NDArray[np.float32 | np.float64]
 Array: TypeAlias = npt.NDArray[Any]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from coresift.checks import check_integer
+from coresift.errors import InputError
 from coresift.estimators.networks.layers import is_frozen
-from coresift.types import InputError
 
 _EPSILON = 1e-5
 # What makes an extractor: ``None`` for an `MLP`, a module, or a function from columns or channels to one.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from coresift import limits
 from coresift.checks import check_shape
-from coresift.types import InputError
+from coresift.errors import InputError
 
 Precision = Literal["float32", "bfloat16"]
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from coresift import limits
+from coresift.errors import InputError
 from coresift.estimators.networks.layers import is_frozen
 from coresift.posteriors.network import rows_per_pass
-from coresift.types import InputError
 
 
 class Stack:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from coresift import limits
 from coresift.checks import check_choice, check_integer, check_not_negative, check_switch
+from coresift.errors import InputError
 from coresift.estimators.networks.labelled import LabelledStack, Rows, take_rows
 from coresift.estimators.networks.losses import Objective
 from coresift.estimators.networks.optimisers import optimiser
@@ -21,7 +22,6 @@ from coresift.estimators.networks.stack import Stack
 from coresift.progress import progress_bar
 from coresift.search.graphs import recorded
 from coresift.threads import count_again, enough_threads
-from coresift.types import InputError
 
 Schedule = Literal["cosine", "one-cycle"]
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from coresift import limits
 from coresift.atomic import replacing
+from coresift.errors import InputError
 from coresift.labelling.encoders.base import Encoder
 from coresift.labelling.encoders.categories import CategoryEncoder
 from coresift.labelling.encoders.images import UnreadableImageError, decoded, image_encoder
@@ -22,7 +23,6 @@ from coresift.labelling.encoders.texts import text_encoder
 from coresift.labelling.pools.base import Block, ItemPool
 from coresift.progress import progress_bar
 from coresift.reading import FORMATS
-from coresift.types import InputError
 
 
 def write_features(

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from coresift import limits
+from coresift.errors import InputError
 from coresift.labelling.encoders.base import Array, Directions, Encoder, embedding_scale
 from coresift.labelling.pools.base import Block
 from coresift.progress import progress_bar
 from coresift.reading import open_image
-from coresift.types import Floats, InputError
+from coresift.types import Floats
 
 if TYPE_CHECKING:
     from PIL import Image

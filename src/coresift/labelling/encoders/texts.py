@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from coresift import limits
+from coresift.errors import InputError
 from coresift.labelling.encoders.base import Array, Directions, Encoder, embedding_scale
 from coresift.labelling.pools.base import Block
-from coresift.types import InputError
 
 
 def text_encoder(sample: Sequence[str], name: str, embedding: str | None, seed: int) -> Encoder:

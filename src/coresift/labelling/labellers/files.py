@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from coresift.atomic import replacing, sync
-from coresift.errors import cannot_write
+from coresift.errors import InputError, cannot_write
 from coresift.labelling.cells import (
     SEPARATORS,
     decode,
@@ -24,7 +24,6 @@ from coresift.labelling.cells import (
 )
 from coresift.labelling.labels import is_label, nearest_class, plain_class, plain_number, quoted
 from coresift.labelling.records import Answer, Chosen, Task
-from coresift.types import InputError
 
 # What a cell holds in the column "skip" where an item is not skipped.
 _NOT_SKIPPED = frozenset({"", "0", "0.0", "f", "false", "n", "no"})

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from coresift.errors import InputError
 from coresift.labelling.pools.arrays import ArrayItems
 from coresift.labelling.pools.arrow import ParquetFile
 from coresift.labelling.pools.base import Block, ItemPool, Reading
 from coresift.labelling.pools.csv_file import CsvFile
 from coresift.labelling.pools.images import ImageFolder
 from coresift.labelling.pools.tables import TablePool
-from coresift.types import InputError
 
 __all__ = ["Block", "ItemPool", "Reading", "open_pool"]
 

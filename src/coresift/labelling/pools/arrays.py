@@ -11,9 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from coresift import limits
+from coresift.errors import InputError
 from coresift.labelling.pools.base import Block, ItemPool, Positions, Reading, check_numbers, refuse_columns
 from coresift.pool import checked_index, open_npy, release_pages
-from coresift.types import Index, InputError
+from coresift.types import Index
 
 
 class ArrayItems(ItemPool):

@@ -17,9 +17,10 @@ import pyarrow.parquet
 from pyarrow import types
 
 from coresift import limits
+from coresift.errors import InputError
 from coresift.labelling.pools.base import row_name
 from coresift.reading import check_header, without_index
-from coresift.types import Floats, Index, InputError
+from coresift.types import Floats, Index
 
 # The kinds of columns to learn from. A column without any value may as well hold numbers.
 USABLE = {

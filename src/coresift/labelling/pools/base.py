@@ -12,9 +12,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from coresift.errors import InputError
 from coresift.labelling.cells import is_writable
 from coresift.labelling.records import LARGEST
-from coresift.types import Floats, Index, InputError
+from coresift.types import Floats, Index
 
 Kind: TypeAlias = Literal["table", "text", "images", "array"]
 Positions: TypeAlias = Sequence[int] | Index

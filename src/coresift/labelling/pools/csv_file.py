@@ -14,10 +14,11 @@ import pyarrow.compute as compute
 import pyarrow.csv
 
 from coresift import limits
+from coresift.errors import InputError
 from coresift.labelling.cells import SEPARATORS
 from coresift.labelling.pools.arrow import USABLE, TableFile, column_kind, explained, pick
 from coresift.reading import check_header
-from coresift.types import Index, InputError
+from coresift.types import Index
 
 # Matches numbers, also with a decimal comma or commas between thousands.
 _WITH_COMMAS = r"^\s*[+-]?[0-9][0-9.,]*\s*$"

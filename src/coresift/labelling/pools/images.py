@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from coresift import limits
+from coresift.errors import InputError
 from coresift.labelling.cells import is_writable
 from coresift.labelling.pools.base import Block, ItemPool, Positions, Reading, refuse_columns
 from coresift.pool import checked_index
-from coresift.types import Index, InputError
+from coresift.types import Index
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 

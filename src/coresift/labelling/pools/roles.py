@@ -9,10 +9,10 @@ from dataclasses import replace
 from difflib import get_close_matches
 from itertools import chain
 
+from coresift.errors import InputError
 from coresift.labelling.labels import PLAIN_NUMBERS
 from coresift.labelling.pools.arrow import USABLE, TableFile
 from coresift.labelling.pools.base import Reading, row_name
-from coresift.types import InputError
 
 
 def settle(reading: Reading, file: TableFile) -> Reading:

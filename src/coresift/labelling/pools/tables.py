@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coresift.errors import InputError
 from coresift.labelling.labels import is_number
 from coresift.labelling.pools.arrow import USABLE, TableFile, as_numbers, as_texts
 from coresift.labelling.pools.base import Block, ItemPool, Positions, Reading, check_numbers, row_name
 from coresift.labelling.pools.roles import column_values, settle, why_no_ids
 from coresift.pool import checked_index
-from coresift.types import Floats, Index, InputError
+from coresift.types import Floats, Index
 
 
 class TablePool(ItemPool):

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from coresift.errors import InputError
 from coresift.labelling.labellers.label_studio.server import AnswerError, LabelStudio, field, on_one_line
 from coresift.labelling.labellers.label_studio.tokens import check_url, is_trusted, read_token, trust
-from coresift.types import InputError
 
 if TYPE_CHECKING:
     from coresift.labelling.opened import OpenProject

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from coresift import limits
+from coresift.errors import InputError
 from coresift.labelling.labellers.label_studio.tokens import check_url, is_plain
-from coresift.types import InputError
 
 if TYPE_CHECKING:
     import httpx

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from coresift.types import InputError
+from coresift.errors import InputError
 
 TOKEN = "LABEL_STUDIO_API_KEY"  # the environment variable, as Label Studio's own library names it
 
