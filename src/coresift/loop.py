@@ -18,7 +18,7 @@ AskedItem = TypeVar("AskedItem", contravariant=True)
 GivenAnswer = TypeVar("GivenAnswer", covariant=True)
 TakenAnswer = TypeVar("TakenAnswer", contravariant=True)
 Item = TypeVar("Item")
-Answer = TypeVar("Answer")
+AnyAnswer = TypeVar("AnyAnswer")
 Model = TypeVar("Model")
 Record = TypeVar("Record")
 
@@ -68,7 +68,7 @@ class Learner(Protocol[Model, Item, TakenAnswer, Record]):
         """Add answers to the labels."""
 
 
-def ask_next(learner: Learner[Model, Item, Answer, Record], labeller: Labeller[Item, Answer]) -> Record:
+def ask_next(learner: Learner[Model, Item, AnyAnswer, Record], labeller: Labeller[Item, AnyAnswer]) -> Record:
     """Fit, choose, look and ask: the half of a turn that ends where somebody has to answer."""
     model = learner.fit()
     items = learner.choose(model)
@@ -77,7 +77,7 @@ def ask_next(learner: Learner[Model, Item, Answer, Record], labeller: Labeller[I
     return record
 
 
-def turn(learner: Learner[Model, Item, Answer, Record], labeller: Labeller[Item, Answer]) -> None:
+def turn(learner: Learner[Model, Item, AnyAnswer, Record], labeller: Labeller[Item, AnyAnswer]) -> None:
     """Run one round; where items are pending, ask for them again instead of choosing others."""
     pending = learner.pending()
     if pending:

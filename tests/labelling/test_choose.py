@@ -22,7 +22,7 @@ def ask(num, pending, closed):
 
 
 def test_weights_are_those_of_the_whole_batch():
-    picked = choose_within(ask, 40, Limits(size=5), pending=[7], first=[3, 1])
+    picked = choose_within(ask, 40, Limits(size=5), pending=[7], must_include=[3, 1])
     assert picked.rows[:2] == (3, 1) and len(picked.rows) == 5 and 7 not in picked.rows
     index = torch.tensor([*picked.rows, 7])
     np.testing.assert_allclose(picked.weights, best_weights(space, index)[0][:-1], atol=1e-9)
@@ -33,7 +33,7 @@ def test_weights_are_those_of_the_whole_batch():
 def test_a_batch_that_limits_cut_has_no_weights(cheap, budget, is_cut):
     """Two items at the usual price are asked for where only one can be paid."""
     costs = np.where(np.arange(40) % 2, cheap, 4.0)
-    picked = choose_within(ask, 40, Limits(budget=budget, costs=costs), pending=[], first=[])
+    picked = choose_within(ask, 40, Limits(budget=budget, costs=costs), pending=[], must_include=[])
     assert 0 < sum(costs[list(picked.rows)]) <= budget
     assert (picked.weights is None) == is_cut
 

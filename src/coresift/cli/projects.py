@@ -203,18 +203,18 @@ def ingest(
 
     with open_project(project) as opened:
         ingested = opened.ingest_file(file, wait)
-        changed, counts = asdict(ingested.changed), opened.ledger.counts()
+        outcomes, counts = asdict(ingested.outcomes), opened.ledger.counts()
         # At first there is nothing that a class could be new to.
         new_classes = ingested.new_classes if ingested.known else {}
         alike = alike_classes(ingested.new_classes)
-        told = ", ".join(f"{changed[name]} {word}" for name, word in _OUTCOMES.items() if changed[name])
+        told = ", ".join(f"{outcomes[name]} {word}" for name, word in _OUTCOMES.items() if outcomes[name])
         others = {"new_classes": new_classes, "ignored": ingested.ignored, "alike_classes": alike}
         say(
             json,
-            {**changed, "counts": counts, **others},
+            {**outcomes, "counts": counts, **others},
             f"{file}: {told or 'no answers in it'}",
             f"{counts['labelled']:,} labels now, {counts['pending']:,} items pending",
-            words.corrections(ingested.changed.corrections),
+            words.corrections(ingested.outcomes.corrections),
             words.ignored_cells(ingested.ignored, opened.task),
             words.new_classes(new_classes, ingested.known),
             words.alike_classes(alike, ingested.new_classes),

@@ -14,13 +14,16 @@ The path of a label from a CSV file to the training set has two halves. `coresif
 The next `coresift select` fits a model to all current labels:
 
 5. `cli.projects.select` calls `Project.next_round`. If the request is the same and nothing happened since the
-   last round, it returns that round again. Otherwise it calls `loop.ask_next`.
+   last round, it returns that round again. If items are pending and no answer came in since, it raises an
+   error, unless ``more`` or ``replace`` is set. Otherwise it calls `loop.ask_next`.
 6. `loop.ask_next` calls `rounds.NextBatch.fit`, and then chooses a batch with the model.
 7. `NextBatch.fit` calls `OpenProject.labels_and_values`, which calls `Ledger.labels`. The last event of an
    item is its state, so only its last label counts. The texts of labels become numbers or class names.
 8. `NextBatch.fit` passes labels and values to `OpenProject.fit_to`, which reads the rows of the labelled
    items from `features.npy` and fits the model that `model.default_model` returns. With too few labels, or if
    all are the same, there is no model.
+9. The estimator's ``fit`` turns class names into indices into its ``classes_``, or standardises numbers. For
+   numbers it also trains networks without a part of the labels each (calibration folds), to estimate noise.
 
 Answers from other sources, such as Label Studio, come through `Labeller.collect` and `OpenProject.add` to the
 same `Ledger.add_answers`. Labels that exist when a project begins are recorded by `Ledger.create`.

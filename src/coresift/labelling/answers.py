@@ -30,7 +30,7 @@ class BatchFile:
         return add(self.read()[0])
 
     def read(self) -> tuple[list[Answer], int, str]:
-        """Read the answers, the number of rows that were ignored, and the fingerprint of the file."""
+        """Read the answers, the number of rows that were ignored, and the file's fingerprint."""
         content, project = read_content(self.path), self.project
         answers, ignored = read_answers(
             self.path,
@@ -46,12 +46,12 @@ class BatchFile:
 
 @dataclass(frozen=True)
 class IngestedFile:
-    """What `Project.ingest_file` did: the `AddedAnswers` of the file, its ignored rows, and its new classes.
+    """What `Project.ingest_file` did with a file: outcomes of its answers, ignored rows, and new classes.
 
     ``known`` and ``new_classes`` are empty if the classes were named when the project began.
     """
 
-    changed: AddedAnswers
+    outcomes: AddedAnswers
     ignored: int  # number of rows with a word for no label, such as NA
     known: tuple[str, ...] = ()  # classes that had a label before
     new_classes: Mapping[str, int] = field(default_factory=dict)  # the number of labels of each new class

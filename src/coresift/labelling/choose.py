@@ -77,16 +77,16 @@ class Limits:
 
 
 def choose_within(
-    ask: Ask, rows: int, limits: Limits, pending: Sequence[int], first: Sequence[int]
+    ask: Ask, rows: int, limits: Limits, pending: Sequence[int], must_include: Sequence[int]
 ) -> Picked:
     """Choose some of so many rows for a batch, in order, until a limit is reached or nothing fits any more.
 
-    Those that are ``pending`` are taken already, and ``first`` ones must be in the batch. A row that no
-    longer fits when its turn comes is skipped, and the rest is chosen again around the rows taken so far.
+    Rows in ``pending`` are taken already, and those in ``must_include`` come first. A row that no longer fits
+    when its turn comes is skipped, and the rest is chosen again around the rows taken so far.
     Therefore a batch keeps to its limits without being built row by row.
     """
-    limits.take_fitting(first)
-    if limits.taken != list(first):
+    limits.take_fitting(must_include)
+    if limits.taken != list(must_include):
         raise InputError("the items that must be included do not keep to the limits by themselves")
     weights, residuals = None, list[float]()
     while True:

@@ -85,7 +85,7 @@ def create_project(folder: Path, beginning: Beginning) -> None:
         pool = _open(beginning)
         labels = _first_labels(beginning, pool)
         with storage.readable(pool_path):  # before its features are computed: it may change meanwhile
-            fingerprint, stamp = pool.fingerprint(), storage.stamp_of(Path(pool.reading.path))
+            pool_fingerprint, stamp = pool.fingerprint(), storage.stamp_of(Path(pool.reading.path))
         with storage.unfinished(folder) as new:
             made = write_features(
                 pool, new / storage.FEATURES, embedding=beginning.embedding, seed=beginning.seed
@@ -97,7 +97,7 @@ def create_project(folder: Path, beginning: Beginning) -> None:
                 target=str(beginning.reading.target),
                 classes=None if beginning.classes is None else tuple(beginning.classes),
                 features=made,
-                fingerprint=fingerprint,
+                fingerprint=pool_fingerprint,
                 seed=beginning.seed,
                 hand_picked=beginning.hand_picked,
                 stamp=stamp,

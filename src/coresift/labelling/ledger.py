@@ -31,6 +31,7 @@ _STATES: dict[str, State] = {
 # The numbers of the first two imports: the labels in the pool, and those in the file of `init --labels`.
 _POOL_IMPORT, _FILE_IMPORT = 1, 2
 _LATEST = "SELECT MAX(event) FROM events GROUP BY position"
+# In the file, `Chosen.weight` is called own_weight and `Chosen.nearest` weight: see `database.TABLES`.
 _CHOSEN = "SELECT round, position, id, rank, own_weight, weight FROM events JOIN items USING (position)"
 _INSERT_FACT = "INSERT INTO facts (at, key, value) VALUES (?, ?, ?)"
 _INSERT_IMPORT = "INSERT INTO imports (at, source, fingerprint) VALUES (?, ?, ?)"
@@ -109,7 +110,7 @@ class Ledger(Database):
         known: Mapping[int, str],
         answers: Sequence[Answer] = (),
         source: str = "",
-        fingerprint: str | None = None,
+        file_fingerprint: str | None = None,
     ) -> Ledger:
         """Make a new ledger, completely or not at all.
 
@@ -126,7 +127,7 @@ class Ledger(Database):
                 _INSERT_FACT, [(at, key, json.dumps(value)) for key, value in facts.items()]
             )
             # Both imports are written even if they have no labels, so that their numbers are always the same.
-            connection.executemany(_INSERT_IMPORT, [(at, "the pool", None), (at, source, fingerprint)])
+            connection.executemany(_INSERT_IMPORT, [(at, "the pool", None), (at, source, file_fingerprint)])
             _add_answers(connection, at, given)
         return cls(path)
 
@@ -183,13 +184,13 @@ class Ledger(Database):
         # Labels of the first two imports were there when the project began.
         query = f"""
             SELECT position, label, who, COALESCE(said_at, at),
-                COALESCE((SELECT MAX(round) FROM events AS asked WHERE asked.position = events.position), 0),
+                COALESCE((SELECT MAX(round) FROM events AS other WHERE other.position = events.position), 0),
                 import IN ({_POOL_IMPORT}, {_FILE_IMPORT})
             FROM events WHERE event IN ({_LATEST}) AND kind = 'labelled' ORDER BY event
             """
         return [
-            Labelled(position, label, who, at, asked, bool(first))
-            for position, label, who, at, asked, first in self.rows(query)
+            Labelled(position, label, who, at, number, bool(first))
+            for position, label, who, at, number, first in self.rows(query)
         ]
 
     def answers(self) -> dict[int, Answer]:
@@ -264,9 +265,9 @@ class Ledger(Database):
     def withdrawn(self) -> dict[int, set[int]]:
         """Return the positions of each round's items that were opened or excluded before an answer came."""
         query = """
-            SELECT round, position FROM events AS asked WHERE kind = 'chosen' AND (
+            SELECT round, position FROM events AS chosen WHERE kind = 'chosen' AND (
                 SELECT kind FROM events AS later
-                WHERE later.position = asked.position AND later.event > asked.event ORDER BY event LIMIT 1
+                WHERE later.position = chosen.position AND later.event > chosen.event ORDER BY event LIMIT 1
             ) IN ('opened', 'excluded')
             """
         withdrawn: dict[int, set[int]] = defaultdict(set)
@@ -295,7 +296,7 @@ class Ledger(Database):
     # Answers.
 
     def add_answers(
-        self, answers: Sequence[Answer], source: str, fingerprint: str | None = None
+        self, answers: Sequence[Answer], source: str, file_fingerprint: str | None = None
     ) -> AddedAnswers:
         """Add answers, all or none; those that say nothing new are left out.
 
@@ -305,17 +306,17 @@ class Ledger(Database):
         An answer that comes in again does not undo an answer that somebody else gave since. A skip that comes
         in again does not close an item that was opened since. An answer that says when it was given does not
         replace one that was given later. ``source`` says where they come from, such as the name of a file,
-        and ``fingerprint`` is that of the file.
+        and ``file_fingerprint`` is that of the file.
         """
-        judged = list(self._judged(answers, source, fingerprint))
+        judged = list(self._judged(answers, source, file_fingerprint))
         changes = [one for one in judged if one.is_new]
-        if self._import_of(fingerprint):
-            fingerprint = None  # the file is known
-        if changes or fingerprint:
+        if self._import_of(file_fingerprint):
+            file_fingerprint = None  # the file is known
+        if changes or file_fingerprint:
             at = now()
             with self.adding() as connection:
-                number = connection.execute(_INSERT_IMPORT, (at, source, fingerprint)).lastrowid
-                _add_answers(connection, at, [(number, one.position, one.answer) for one in changes])
+                import_number = connection.execute(_INSERT_IMPORT, (at, source, file_fingerprint)).lastrowid
+                _add_answers(connection, at, [(import_number, one.position, one.answer) for one in changes])
         corrections = tuple(
             Correction(one.answer.id, one.before, one.answer.label, one.answer.who)
             for one in changes
@@ -323,22 +324,26 @@ class Ledger(Database):
         )
         return AddedAnswers(corrections=corrections, **Counter(str(one.outcome) for one in judged))
 
-    def knows_answers(self, answers: Sequence[Answer], source: str, fingerprint: str | None = None) -> bool:
+    def knows_answers(
+        self, answers: Sequence[Answer], source: str, file_fingerprint: str | None = None
+    ) -> bool:
         """Whether `add_answers` would leave all of them out."""
-        return not any(one.is_new for one in self._judged(answers, source, fingerprint))
+        return not any(one.is_new for one in self._judged(answers, source, file_fingerprint))
 
-    def _judged(self, answers: Sequence[Answer], source: str, fingerprint: str | None) -> Iterator[_Judged]:
-        number = self._import_of(fingerprint)
+    def _judged(
+        self, answers: Sequence[Answer], source: str, file_fingerprint: str | None
+    ) -> Iterator[_Judged]:
+        import_number = self._import_of(file_fingerprint)
         positions = self.positions([answer.id for answer in answers])
         for answer, position in zip(answers, positions, strict=True):
             if position is None:
                 raise InputError(f"{source}: there is no item {answer.id!r} in the pool")
             events = self._events(position) or [Event()]
-            yield _Judged(answer, position, events[-1].label, outcome(answer, source, events, number))
+            yield _Judged(answer, position, events[-1].label, outcome(answer, source, events, import_number))
 
-    def _import_of(self, fingerprint: str | None) -> int:
+    def _import_of(self, file_fingerprint: str | None) -> int:
         """The number of the import in which a file of this content came in before; 0 if none did."""
-        row = self.row("SELECT import FROM imports WHERE fingerprint = ?", (fingerprint,))
+        row = self.row("SELECT import FROM imports WHERE fingerprint = ?", (file_fingerprint,))
         return int(row[0]) if row else 0
 
     def _events(self, position: int) -> list[Event]:
@@ -357,8 +362,8 @@ def _add_answers(
     connection.executemany(
         _INSERT_ANSWER,
         [
-            (at, number, position, kind_of(answer), answer.label, answer.who, answer.at)
-            for number, position, answer in answers
+            (at, import_number, position, kind_of(answer), answer.label, answer.who, answer.at)
+            for import_number, position, answer in answers
         ],
     )
 

@@ -6,7 +6,7 @@ in again undoes nothing that happened since.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -21,13 +21,13 @@ ANSWERS, NOTHING_NEW = ("labelled", "skipped"), ("same", "outdated")
 class Event(NamedTuple):
     """One thing that happened to an item; an answer came in by an import, from a source."""
 
-    kind: str = "opened"
+    kind: str = "opened"  # also stands for an item to which nothing happened yet
     label: str | None = None
     who: str | None = None
     said_at: str | None = None
     at: str = ""
     source: str | None = None
-    number: int | None = None
+    import_number: int | None = None
 
     def says(self, answer: Answer) -> bool:
         """Whether it has the same content as an answer."""
@@ -52,9 +52,9 @@ class Event(NamedTuple):
         same_sender = self.who == answer.who if self.who and answer.who else self.source == source
         return answer.at is None and self.says(answer) and same_sender
 
-    def is_up_to(self, number: int) -> bool:
+    def is_up_to(self, import_number: int) -> bool:
         """Whether it came in by the import with this number, or by an earlier import."""
-        return 0 < (self.number or 0) <= number
+        return 0 < (self.import_number or 0) <= import_number
 
     def is_by_another(self, who: str | None, source: str) -> bool:
         """Whether it is an answer from another person, or from another source if both have no name."""
@@ -66,15 +66,23 @@ def kind_of(answer: Answer) -> str:
     return "skipped" if answer.label is None else "labelled"
 
 
-def outcome(answer: Answer, source: str, before: Sequence[Event], number: int) -> Outcome:
+def outcome(answer: Answer, source: str, before: Sequence[Event], import_number: int) -> Outcome:
     """Tell what an answer changes, after what happened to its item ``before``.
 
-    ``number`` is that of the import in which the whole file came in before, or 0.
+    ``import_number`` is that of the import in which the whole file came in before, or 0.
+
+    Ann sends the label x and Bob corrects it to y. If Ann sends x again, y stays; Bob may change it to z:
+
+    >>> events = [Event("labelled", "x", who="Ann"), Event("labelled", "y", who="Bob")]
+    >>> outcome(Answer("item", "x", who="Ann"), "labels.csv", events, 0)
+    'outdated'
+    >>> outcome(Answer("item", "z", who="Bob"), "labels.csv", events, 0)
+    'corrected'
     """
     last = before[-1]
     if last.says(answer):
         return "same"
-    if _is_older(answer, last) or _is_repeated(answer, source, before, number):
+    if _is_older(answer, last) or _is_repeated(answer, source, before, import_number):
         return "outdated"
     if answer.label is None:
         return "skipped"
@@ -88,21 +96,19 @@ def _is_older(answer: Answer, last: Event) -> bool:
     return datetime.fromisoformat(answer.at) < datetime.fromisoformat(last.said_at)
 
 
-def _is_repeated(answer: Answer, source: str, before: Sequence[Event], number: int) -> bool:
+def _is_repeated(answer: Answer, source: str, before: Sequence[Event], import_number: int) -> bool:
     """Whether an answer came in before and would undo what happened since."""
     if any(event.repeats(answer) for event in before):
         return True
-    # When its sender last gave the answer, and when the whole file first came in.
-    known = _last(event.was_sent(answer, source) for event in before)
-    known += _last(event.is_up_to(number) for event in before)
+    # How many events there were when its sender last gave the answer, and when the file first came in.
+    sent = [count for count, event in enumerate(before, 1) if event.was_sent(answer, source)]
+    imported = [count for count, event in enumerate(before, 1) if event.is_up_to(import_number)]
+    known = sent[-1:] + imported[-1:]
     if not known:
         return False
     if before[-1].kind in ANSWERS:
-        return any(event.is_by_another(answer.who, source) for event in before[min(known) :])
+        # If both are known, the earlier one counts: the answer must not undo what others said after it.
+        since = before[min(known) :]
+        return any(event.is_by_another(answer.who, source) for event in since)
     # An item that is asked for once more, or was opened, takes any label.
     return answer.label is None and before[-1].kind == "opened"
-
-
-def _last(flags: Iterable[bool]) -> list[int]:
-    """Return a list with the number of the last flag that is set, counted from 1; empty if none is set."""
-    return [count for count, flag in enumerate(flags, 1) if flag][-1:]

@@ -43,12 +43,12 @@ class Project(OpenProject):
         """
         with self.writing(wait):
             known = self.class_counts()
-            answers, ignored, fingerprint = BatchFile(self, path).read()
-            changed = self.ledger.add_answers(answers, path.name, fingerprint)
+            answers, ignored, file_fingerprint = BatchFile(self, path).read()
+            outcomes = self.ledger.add_answers(answers, path.name, file_fingerprint)
             if self.classes is not None:
-                return IngestedFile(changed, ignored)
+                return IngestedFile(outcomes, ignored)
             new = {name: count for name, count in self.class_counts().items() if name not in known}
-            return IngestedFile(changed, ignored, tuple(known), new)
+            return IngestedFile(outcomes, ignored, tuple(known), new)
 
     def check_replaceable(self, path: Path) -> None:
         """Raise if writing to ``path`` would lose the pool, the project, or answers not ingested yet."""
@@ -64,12 +64,12 @@ class Project(OpenProject):
 
     def _check_ingested(self, path: Path) -> None:
         try:
-            answers, _, fingerprint = BatchFile(self, path).read()
+            answers, _, file_fingerprint = BatchFile(self, path).read()
         except InputError:
             raise InputError(
                 f"{path} is there and is no batch to write over; mend it, remove it, or name another file"
             ) from None
-        if not self.ledger.knows_answers(answers, path.name, fingerprint):
+        if not self.ledger.knows_answers(answers, path.name, file_fingerprint):
             raise InputError(
                 f"{path} has answers in it: take them in with coresift ingest, or name another file"
             )

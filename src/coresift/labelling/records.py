@@ -57,7 +57,7 @@ class Round:
     strategy: str
     seed: int
     model: str
-    data: str  # fingerprint of the pool and of the labels that the model was fitted to
+    data: str  # a fingerprint of the pool and of the labels that the model was fitted to
     asked: Mapping[str, Any]  # the fields of the `Request`
     labels: int  # how many there were
     seconds: float

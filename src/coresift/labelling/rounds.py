@@ -37,9 +37,9 @@ COLD = "k-medoids"
 class Candidates(NamedTuple):
     """The items that a batch is chosen from, by their positions."""
 
-    looked_at: Index  # (n,) ascending, with those that are pending or first
+    looked_at: Index  # (n,) ascending, with those that are pending or must be included
     pending: list[int]  # items that count as taken
-    first: list[int]  # items that must be in the batch
+    must_include: list[int]  # items that must be in the batch
     closed: set[int]  # items that cannot be chosen
 
 
@@ -68,7 +68,7 @@ class NextBatch:
         self._withdrawn = [item.position for _, item in pending]
         withdrawn = Counter(number for number, _ in pending)
         withdrawn.update({number: len(items) for number, items in ledger.withdrawn().items()})
-        # Withdrawn batches do not count, so that the same command gives the same batch after them.
+        # Rounds whose whole batch was withdrawn do not count: the next round has the seed that they had.
         turn = 1 + sum(withdrawn[one.number] < len(one.batch) for one in self._rounds)
         entropy = [self.project.settings.seed, turn]
         self._seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
@@ -109,7 +109,7 @@ class NextBatch:
             strategy=self._strategy,
             seed=self._seed,
             model="none" if model is None else MODEL_NAMES[self.project.task],
-            data=self._fingerprint(),
+            data=self._fingerprint_of_data(),
             asked=asdict(self.request),
             labels=len(self._values),
             seconds=round(time.perf_counter() - self._began, 3),
@@ -136,18 +136,18 @@ class NextBatch:
         project, request = self.project, self.request
         states = project.ledger.states()
         states.update(dict.fromkeys(self._withdrawn, "unlabelled"))
-        first, excluded = (project.positions(ids) for ids in (request.must_include, request.exclude))
-        self._check_wishes(first, excluded, states)
+        must_include, excluded = (project.positions(ids) for ids in (request.must_include, request.exclude))
+        self._check_wishes(must_include, excluded, states)
         pending = [position for position, state in states.items() if state == "pending"]
         done = {position for position, state in states.items() if state not in ("pending", "unlabelled")}
         closed = done.union(excluded)
         is_open = np.ones(len(project.features), bool)
         is_open[[*closed, *pending]] = False
         open_items = self._sample(np.flatnonzero(is_open), cold)
-        looked_at = np.unique([*open_items, *pending, *first]).astype(np.int64)
+        looked_at = np.unique([*open_items, *pending, *must_include]).astype(np.int64)
         if len(looked_at) == len(pending):
             raise NothingLeftError("every item of the pool has a label, is pending, skipped or excluded")
-        return Candidates(looked_at, pending, first, closed)
+        return Candidates(looked_at, pending, must_include, closed)
 
     def _sample(self, items: Index, cold: bool) -> Index:
         """Draw as many items at random as are looked at, or take all."""
@@ -156,13 +156,15 @@ class NextBatch:
             return items
         return np.random.default_rng(self._seed).choice(items, most, replace=False)
 
-    def _check_wishes(self, first: Sequence[int], excluded: Sequence[int], states: dict[int, Any]) -> None:
+    def _check_wishes(
+        self, must_include: Sequence[int], excluded: Sequence[int], states: dict[int, Any]
+    ) -> None:
         """Raise for items that cannot be included, or cannot be excluded, as requested."""
         ids = self.project.ledger.ids
         for position in excluded:
             if states.get(position) == "labelled":
                 raise InputError(f"item {ids([position])[0]!r} has a label and cannot be excluded")
-        for position in first:
+        for position in must_include:
             state = "excluded" if position in excluded else states.get(position, "unlabelled")
             if state != "unlabelled":
                 raise InputError(f"item {ids([position])[0]!r} must be included, but it is {state}")
@@ -174,12 +176,12 @@ class NextBatch:
         rows = self.project.rows(looked_at)
         wishes = self._limits(looked_at)
         pending = np.searchsorted(looked_at, candidates.pending).tolist()
-        first = np.searchsorted(looked_at, candidates.first).tolist()
+        must_include = np.searchsorted(looked_at, candidates.must_include).tolist()
         size = self.request.batch_size
         size = min(size, len(looked_at) - len(pending)) if size else 128
         posterior, labelled = (None, None) if model is None else (model.posterior_, self._labelled_rows())
         ask = asker(rows, posterior, labelled, self._strategy, size, self._seed)
-        picked = choose_within(ask, len(rows), wishes, pending, first)
+        picked = choose_within(ask, len(rows), wishes, pending, must_include)
         return picked._replace(rows=tuple(looked_at[list(picked.rows)].tolist())), rows
 
     def _pick_on_ray(self, model: Any | None, candidates: Candidates) -> tuple[Picked, Features]:
@@ -265,8 +267,8 @@ class NextBatch:
             "curves": {name: [astuple(point) for point in points] for name, points in curves.items()},
         }
 
-    def _fingerprint(self) -> str:
-        """The fingerprint of the pool and of the labels."""
+    def _fingerprint_of_data(self) -> str:
+        """The fingerprint of the pool and of the labels that the model was fitted to."""
         digest = hashlib.sha256(self.project.settings.fingerprint.encode())
         for one in self._labelled:
             digest.update(f"{one.position} {one.label}\n".encode())
