@@ -21,8 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-# Within a process a case is repeated this often, or until this many seconds have passed.
-TURNS, ENOUGH = 3, 2.0
+# Within a process a case is repeated at least this often and for this many seconds, up to a limit: the median
+# of three times 20 ms would be noise.
+TURNS, LEAST_SECONDS, MOST_SECONDS = 3, 1.0, 2.0
 # Processes for each case and way. A single one may be half as fast as the next: 2.5 s and 3.8 s for a million
 # points with all threads, on an idle machine.
 ROUNDS = 3
@@ -129,7 +130,7 @@ def run_case(name: str, way: str) -> None:
         threads._use = lambda _: None  # nothing is changed
     work = CASES[name]()
     times: list[float] = []
-    while len(times) < TURNS and sum(times) < ENOUGH:
+    while (len(times) < TURNS or sum(times) < LEAST_SECONDS) and sum(times) < MOST_SECONDS:
         start = time.perf_counter()
         work()
         times.append(time.perf_counter() - start)
