@@ -7,21 +7,31 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import platform
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from coresift.cli import app
 from coresift.search.ray import start_on_this_machine
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
 
 torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
-    """A Ray of this process's own: one that joined another's would be ended together with that."""
+    """A Ray of this process's own: one that joined another's would be ended together with that.
+
+    One for all tests: its start takes seconds.
+    """
     ray = pytest.importorskip("ray", reason="needs the ray package")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -48,5 +58,29 @@ def run_interpreted(request: pytest.FixtureRequest) -> Callable[[], None]:
             timeout=600,
         )
         assert outcome.returncode == 0, outcome.stderr
+
+    return run
+
+
+@pytest.fixture
+def run_example(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs an example as a script, and returns what it says. The commands that it starts run in this process,
+    too: each would take seconds to import torch and scikit-learn.
+    """
+    start = subprocess.run
+
+    def run_command(words: list[str], **options: Any) -> Any:
+        if words[:3] != [sys.executable, "-m", "coresift"]:
+            return start(words, **options)
+        outcome = CliRunner().invoke(app, words[3:], catch_exceptions=False)
+        print(outcome.output)
+        assert outcome.exit_code == 0, outcome.output
+        return outcome
+
+    def run(name: str, *arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        monkeypatch.setattr(subprocess, "run", run_command)
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capfd.readouterr().out
 
     return run

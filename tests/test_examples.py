@@ -33,8 +33,8 @@ def test_bagging(tmp_path):
     assert len(set(rows.tolist())) == 20 and rows.max() < 768
 
 
-def test_labelling_through_files(tmp_path):
-    text = run("labelling/files.py", tmp_path, "out")
+def test_labelling_through_files(tmp_path, run_example):
+    text = run_example("labelling/files.py", tmp_path / "out")
     share = float(re.search(r"([\d.]+)% of the 1727 other digits are read right", text)[1])
     assert share > 70 and "68 labels now, 0 items pending" in text
     assert (tmp_path / "out" / "digits" / "report.html").stat().st_size > 50_000

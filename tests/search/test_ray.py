@@ -18,7 +18,7 @@ from coresift.posteriors import BayesianLinearRegression
 from coresift.posteriors.samples import ClassSamples, GaussianSamples
 from coresift.search import centre_distances
 from coresift.search.ray import RaySpace, ray_space, select_on_ray
-from coresift.search.shards import shard_starts
+from coresift.search.shards import Shard, Shards, shard_starts
 from coresift.spaces import Problem
 from coresift.spaces.base import norm_sum, selectable
 from coresift.strategies import STRATEGIES
@@ -26,7 +26,7 @@ from coresift.strategies import STRATEGIES
 ray = pytest.importorskip("ray", reason="needs the ray package")
 
 pytestmark = [
-    pytest.mark.usefixtures("cluster"),  # one for all: its start takes seconds
+    pytest.mark.usefixtures("cluster"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -49,6 +49,32 @@ def folder(rows, tmp_path_factory):
     for number, part in enumerate(np.split(rows, [100, 1000, 1001, 2600])):
         np.save(path / f"part-{number}.npy", part)
     return path
+
+
+@pytest.fixture(scope="module")
+def idle(cluster):
+    """Workers that wait for their next shard."""
+    return []
+
+
+@pytest.fixture
+def lasting_workers(idle, monkeypatch):
+    """Workers that hold one shard after another: what a process needs to import takes it seconds."""
+
+    class Worker:  # a local class travels by value: workers cannot import this file
+        def hold(self, *recipe):
+            self._shard = Shard(*recipe)
+
+        def answer(self, question):
+            return self._shard.answer(question)
+
+    def start(shards, number):
+        worker = idle.pop() if idle else ray.remote(num_cpus=0)(Worker).remote()
+        worker.hold.remote(*shards._common, shards._parts[number], *shards._rest)
+        return worker
+
+    monkeypatch.setattr(Shards, "_start", start)
+    monkeypatch.setattr(Shards, "close", lambda shards: idle.extend(shards._actors))
 
 
 def test_no_other_machine_reaches_a_cluster_that_is_started_here():
@@ -92,6 +118,7 @@ def assert_same(batch, expected):
     assert (batch.information is None) == (expected.information is None)
 
 
+@pytest.mark.usefixtures("lasting_workers")
 @pytest.mark.parametrize("name", SHARDED)
 def test_the_same_batch_as_in_memory(name, rows, folder):
     """With pending, excluded and labelled points, and from a folder of files."""
@@ -108,6 +135,7 @@ def test_the_same_batch_as_in_memory(name, rows, folder):
         assert not {*pending, *exclude} & set(batch.index.tolist())
 
 
+@pytest.mark.usefixtures("lasting_workers")
 def test_a_sampled_classifier_in_memory(rows):
     """Rows that are themselves in memory travel to the workers; three of these share two cores."""
     probs_N_K_C = torch.softmax(2 * torch.randn(700, 12, 3, generator=torch.Generator().manual_seed(0)), -1)
@@ -118,8 +146,10 @@ def test_a_sampled_classifier_in_memory(rows):
 
 
 @pytest.mark.parametrize("name", ["acs-fw", "predictive-lcmd", "acs-kmeans++"])
-def test_a_worker_that_is_killed(name, rows, folder):
+def test_a_worker_that_is_killed(name, rows, folder, request):
     """In the middle of a run: another takes its place, and nothing else changes."""
+    if name != "acs-fw":  # the first has workers as users have them
+        request.getfixturevalue("lasting_workers")
     posterior, labelled = regression(rows)
     strategy = STRATEGIES[name]
     pending = [11, 2000]
@@ -149,6 +179,7 @@ class Killing:
         return self._ask(method, arguments)
 
 
+@pytest.mark.usefixtures("lasting_workers")
 def test_duplicates_and_vectors_of_norm_zero(rows):
     """Points without information are never chosen, copies last; also where a shard holds nothing else."""
     some = np.concatenate([rows[:20], np.zeros((30, 4), np.float32), np.repeat(rows[:10], 10, 0)])
@@ -163,6 +194,7 @@ def test_duplicates_and_vectors_of_norm_zero(rows):
             assert_same(select_on_ray(STRATEGIES[name], pools[1], 25, num_workers=2), expected)
 
 
+@pytest.mark.usefixtures("lasting_workers")
 @pytest.mark.parametrize("exponent", [-400, 400])
 def test_shards_of_very_different_scales(exponent, rows):
     """Vectors at the limits of float64, and much smaller ones in the last shards."""
@@ -175,6 +207,7 @@ def test_shards_of_very_different_scales(exponent, rows):
     assert_same(select_on_ray(choose, problem(pool, GaussianSamples(4)), 12, num_workers=3), expected)
 
 
+@pytest.mark.usefixtures("lasting_workers")
 def test_only_part_of_the_shards_may_be_chosen_from(rows, folder):
     posterior, _ = regression(rows)
     exclude = range(1200, SIZE)
@@ -184,6 +217,7 @@ def test_only_part_of_the_shards_may_be_chosen_from(rows, folder):
         assert_same(select_on_ray(STRATEGIES[name], on_ray, 10, exclude=exclude, num_workers=2), expected)
 
 
+@pytest.mark.usefixtures("lasting_workers")
 def test_the_space_itself(rows, folder):
     posterior, _ = regression(rows)
     strategy = STRATEGIES["acs-fw"]
@@ -211,6 +245,7 @@ def test_the_space_itself(rows, folder):
         assert [centres.draw(k / 10) for k in range(10)] == [expected.draw(k / 10) for k in range(10)]
 
 
+@pytest.mark.usefixtures("lasting_workers")
 def test_a_dataset(rows):
     data = pytest.importorskip("ray.data", reason="needs ray[data]")
     posterior, _ = regression(rows)
@@ -225,6 +260,7 @@ def test_a_dataset(rows):
         DatasetPool(data.from_arrow(table), ["id"])
 
 
+@pytest.mark.usefixtures("lasting_workers")
 def test_parquet_files(rows, tmp_path):
     posterior, _ = regression(rows)
     for number, part in enumerate(np.split(rows, [1700, 1800])):
@@ -235,6 +271,7 @@ def test_parquet_files(rows, tmp_path):
     assert_same(batch, expected)
 
 
+@pytest.mark.usefixtures("lasting_workers")
 def test_errors_come_through(rows, folder):
     posterior, _ = regression(rows)
     with pytest.raises(InputError, match=r"those that can are acs-fw, .*predictive-lcmd"):
