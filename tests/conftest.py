@@ -49,7 +49,8 @@ def run_interpreted(request: pytest.FixtureRequest) -> Callable[[], None]:
         pytest.skip("the interpreter is tested where `make install` installs Triton")
 
     def run() -> None:
-        environment = {**os.environ, "TRITON_INTERPRET": "1"}
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
         outcome = subprocess.run(
             [sys.executable, "-W", "error", str(request.path)],
             env=environment,

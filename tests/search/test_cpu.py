@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from selectors_to_test import SEARCHING
 
 from coresift import limits
 from coresift.search import centre_distances, cosine_search
@@ -16,7 +17,7 @@ from coresift.spaces.base import SAME, labelled_elements, selectable
 from coresift.spaces.vectors import OnDisk
 
 NONE = np.empty(0, dtype=np.int64)
-SELECTORS = [FrankWolfe(), FrankWolfe(fill=False), LCMD(), KCenter(), KMeansPlusPlus()]
+SELECTORS = SEARCHING
 
 
 def normal(*shape, seed=0, dtype=torch.float32):

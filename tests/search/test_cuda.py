@@ -1,6 +1,7 @@
 """The engine for a GPU: its kernels against numpy in float64, and its batches against those of the CPU.
 
-Without a GPU the kernels run in Triton's interpreter, on the CPU: that runs this file as a script.
+Without a GPU the kernels run in Triton's interpreter, on the CPU: that runs this file as a script. Strategies
+and estimators on a GPU are tested in test_device.py.
 """
 
 import gc
@@ -10,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from selectors_to_test import SEARCHING
 
 from coresift.search.base import Engine, engine_for, register_engine
 from coresift.search.cuda import CudaDistances, CudaSearch, Layout
 from coresift.search.graphs import nothing_collected, recorded
-from coresift.selectors import GIGA, LCMD, FrankWolfe, KCenter, KMeansPlusPlus
 from coresift.spaces import VectorSpace
 
 # (J, N): N is no multiple of a block, J no multiple of the rows that are loaded at once.
@@ -233,7 +234,7 @@ def check_selectors(device):
     vectors[:, 5::7] = vectors[:, 4::7][:, : len(range(5, 200, 7))]  # duplicates
     labelled = torch.randn(3, 2, generator=torch.Generator().manual_seed(2))
     options = {"pending": [3, 9], "exclude": [5, 11], "seed": 1}
-    for selector in (FrankWolfe(), FrankWolfe(fill=False), GIGA(), LCMD(), KCenter(), KMeansPlusPlus()):
+    for selector in SEARCHING:
         expected = selector.select(VectorSpace(vectors, labelled), 7, **options)
         plain = engine_for(torch.device(device))
         register_engine(device, Engine(CudaSearch, CudaDistances))

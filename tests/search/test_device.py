@@ -1,10 +1,14 @@
-"""On a GPU the same points are chosen as on the CPU."""
+"""Selectors, strategies and estimators on a GPU choose the same points as on the CPU; all tests need a GPU.
+
+The kernels are tested in test_cuda.py, also without a GPU.
+"""
 
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from selectors_to_test import SEARCHING
 
 from coresift import STRATEGIES, select
 from coresift.estimators import (
@@ -20,7 +24,7 @@ from coresift.estimators import (
 from coresift.estimators.networks import MLP, Augment, LabelledStack, ResNet18, Stack, Trainer
 from coresift.estimators.networks.losses import ExactLastLayer
 from coresift.posteriors import BayesianLinearRegression, ProbitPosterior
-from coresift.selectors import GIGA, LCMD, FrankWolfe, GreedyLogDet, KCenter, KMeansPlusPlus
+from coresift.selectors import FrankWolfe, GreedyLogDet, KMeansPlusPlus
 from coresift.spaces import VectorSpace
 from coresift.testing import check_selector, check_space
 
@@ -32,19 +36,7 @@ def normal(*shape, seed=0):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    "selector",
-    [
-        FrankWolfe(),
-        FrankWolfe(fill=False),
-        FrankWolfe(start="vertex"),
-        GIGA(),
-        LCMD(),
-        KCenter(),
-        KMeansPlusPlus(),
-        GreedyLogDet(),
-    ],
-)
+@pytest.mark.parametrize("selector", [*SEARCHING, FrankWolfe(start="vertex"), GreedyLogDet()])
 def test_selectors(selector, dtype):
     vectors = normal(6, 200).to(dtype)
     space = VectorSpace(vectors.cuda())
@@ -54,7 +46,7 @@ def test_selectors(selector, dtype):
     assert selector.select(space, 12, seed=1).index.tolist() == expected.index.tolist()
 
 
-@pytest.mark.parametrize("selector", [FrankWolfe(), FrankWolfe(fill=False), GIGA(), LCMD(), KCenter()])
+@pytest.mark.parametrize("selector", [one for one in SEARCHING if not isinstance(one, KMeansPlusPlus)])
 def test_runs_of_many_steps(selector):
     """Duplicates, pending and excluded points lie within runs that no host looks at."""
     vectors = normal(6, 5000).float()

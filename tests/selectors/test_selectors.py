@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from selectors_to_test import OF_SCORES, OF_SPACES, STEADY
 
 from coresift.pool import ArrayPool, as_pool
 from coresift.posteriors import BayesianLinearRegression, BayesianProbitRegression, ClassSamples
@@ -13,7 +14,6 @@ from coresift.posteriors.softmax import SoftmaxPosterior
 from coresift.scores import Score
 from coresift.search.cpu_distances import VectorDistances
 from coresift.selectors import (
-    GIGA,
     LCMD,
     Exhaustive,
     FrankWolfe,
@@ -39,11 +39,6 @@ from coresift.spaces import (
 from coresift.spaces.base import selectable
 from coresift.testing import check_selector, check_space
 
-SPARSE = [FrankWolfe(), FrankWolfe(start="zero"), GIGA()]
-STEADY = [*SPARSE, KCenter(), LCMD(), GreedyLogDet()]
-DRAWN = [KMeansPlusPlus(), KMedoids()]
-RANKING = [TopB(), GumbelTopB("power"), GumbelTopB("softmax"), GumbelTopB("softrank"), UniformRandom()]
-
 
 def random_vectors(rows, columns, seed=0):
     return torch.randn(rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
@@ -53,7 +48,7 @@ def name(value):
     return repr(value)
 
 
-@pytest.mark.parametrize("selector", [*STEADY, *DRAWN, FrankWolfe(fill=False), GIGA(fill=False)], ids=name)
+@pytest.mark.parametrize("selector", OF_SPACES, ids=name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_contract_on_spaces(selector, dtype):
     check_selector(selector, VectorSpace(random_vectors(5, 40).to(dtype)))
@@ -82,7 +77,7 @@ def test_contract_on_closed_forms(selector, dtype):
         assert len(set((selector.select(space, 55).index % 60).tolist())) == 55
 
 
-@pytest.mark.parametrize("selector", RANKING, ids=name)
+@pytest.mark.parametrize("selector", OF_SCORES, ids=name)
 def test_contract_on_scores(selector):
     check_selector(selector, Score(random_vectors(1, 40)[0].abs()))
 

@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from selectors_to_test import SEARCHING
 
 import coresift
-from coresift.selectors import GIGA, LCMD, FrankWolfe, GreedyLogDet, KCenter, KMeansPlusPlus, KMedoids
+from coresift.selectors import GIGA, LCMD, FrankWolfe, GreedyLogDet, KMedoids
 from coresift.spaces import GramSpace, VectorSpace
 from coresift.spaces.outer import stored_outer_space
 from coresift.spaces.vectors import OnDisk
 
-ALL_SELECTORS = [FrankWolfe(), GIGA(), LCMD(), KCenter(), KMeansPlusPlus(), KMedoids()]
+ALL_SELECTORS = [*SEARCHING, KMedoids()]
 
 
 def normal(*shape, seed=0, dtype=torch.float32):

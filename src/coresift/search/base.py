@@ -3,11 +3,12 @@
 *Which vector points most along this one?* is answered by a `CosineSearch`, and *which point is farthest from
 the centres so far?* by `CentreDistances`. An engine is the code that answers on one kind of hardware.
 
-A selector that scans the pool only by these questions is written once and runs on every engine. Frank-Wolfe
+A selector that scans the pool only by these questions is written once and runs on every engine; which other
+calls every engine answers is in docs/extending.md. Frank-Wolfe
 and GIGA ask the first one, LCMD and k-center the second; k-means++ has points drawn at random by
 `CentreDistances.draw`. A new selector calls `cosine_search` or `centre_distances` in its `_choose`, or is a
-subclass of `selectors.distance.DistanceSelector`; docs/extending.md has an example. If it writes its step as
-a function of tensors and passes it to `repeat`, a GPU makes many steps at a time.
+subclass of `selectors.distance.DistanceSelector`; docs/extending.md has examples. If it writes its step as a
+function of tensors and passes it to `repeat`, a GPU makes many steps at a time.
 
 `cosine_search` and `centre_distances` choose the engine: by the type of the space, and for stored vectors by
 their device. A space of a new type registers its own answers with ``cosine_search.register`` and
@@ -35,7 +36,8 @@ from coresift.types import Index
 class CosineSearch(ABC):
     """Finds the open point whose vector has the largest cosine with an element of the space.
 
-    Elements, indices and all other tensors that it takes and gives are on the device of the space.
+    Elements, and all tensors that it returns, are on the device of the space. Indices that are closed or
+    reopened may be on the CPU.
 
     Attributes
     ----------
@@ -63,7 +65,7 @@ class CosineSearch(ABC):
 
         For an index of -1 it is any element, as long as its numbers are finite.
         """
-        return self.space.vector(int(n))
+        return self.space.vector(max(int(n), 0))
 
     @abstractmethod
     def close(self, index: Tensor) -> None:
@@ -85,8 +87,8 @@ class CosineSearch(ABC):
         Parameters
         ----------
         step : a function that may call `argmax`, `vector` and `close`. A GPU records its tensor operations
-            once and replays them. Therefore they must be the same in each step, whatever the values. The
-            recording belongs to the function object: pass the same one in each call.
+            once and replays them. Therefore they must be the same in each step, whatever the values. Each
+            function object is recorded anew: define the function once, and pass the same one in each call.
         inputs : tensors that stay the same over these steps, such as the target.
         state : tensors that change; shapes and types stay the same.
         times : at most `run_length`.
@@ -105,10 +107,9 @@ class CentreDistances(ABC):
     The first centres are the labelled points (`Space.anchors`) and the pending points. Where there are none,
     the origin is the first centre. The points nearest to centre k are cluster k.
 
-    A point is the same as a centre, at distance zero, if their squared distance is at most `spaces.base.SAME`
-    times the sum of their squared norms. For stored vectors, twice the squared norm of the centre stands for
-    that sum, since points so close have nearly the same norm; and squared distances that are too small for
-    float32 are zero too.
+    A point within rounding of a centre is a duplicate of it, at distance zero: one whose squared distance is
+    at most `spaces.base.SAME` times the sum of both squared norms. For stored vectors that sum is taken as
+    twice the squared norm of the centre, and squared distances too small for float32 are zero too.
 
     Attributes
     ----------
@@ -183,8 +184,8 @@ def cosine_search(space: Space, open: Tensor) -> CosineSearch:
     Parameters
     ----------
     space : decides by its type who answers.
-    open : (N,) bool, the points that may be found, each of norm above zero. It is copied where it changes
-        later.
+    open : (N,) bool, the points that may be found, each of norm above zero. The search has a copy: to change
+        which points it finds, call its `close` and `reopen`.
     """
     raise TypeError(f"nothing searches a {type(space).__name__}; register it with cosine_search.register")
 

@@ -1,0 +1,22 @@
+"""The selectors that several tests walk through: a new one of a space or a score is added here once."""
+
+from coresift.selectors import (
+    GIGA,
+    LCMD,
+    FrankWolfe,
+    GreedyLogDet,
+    GumbelTopB,
+    KCenter,
+    KMeansPlusPlus,
+    KMedoids,
+    TopB,
+    UniformRandom,
+)
+
+# They ask `cosine_search` or `centre_distances`, on a CPU, on a GPU, with vectors in a file and on Ray.
+SEARCHING = [FrankWolfe(), FrankWolfe(fill=False), GIGA(), LCMD(), KCenter(), KMeansPlusPlus()]
+# They draw nothing at random and fill the batch.
+STEADY = [FrankWolfe(), FrankWolfe(start="vertex"), GIGA(), KCenter(), LCMD(), GreedyLogDet()]
+# All that choose from a space of vectors.
+OF_SPACES = [*STEADY, KMeansPlusPlus(), KMedoids(), FrankWolfe(fill=False), GIGA(fill=False)]
+OF_SCORES = [TopB(), GumbelTopB("power"), GumbelTopB("softmax"), GumbelTopB("softrank"), UniformRandom()]
