@@ -15,22 +15,11 @@ from coresift.checks import as_bytes, check_room
 from coresift.errors import InputError, shown
 from coresift.pool import as_pool
 from coresift.posteriors.samples import numbers_a_row, rows_at_a_time
-from coresift.selectors import GIGA, GreedyLogDet, GumbelTopB, KMedoids, Selector, TopB, UniformRandom
+from coresift.selectors import KMedoids
 from coresift.spaces.base import KernelSpace, Problem
 from coresift.spaces.features import model_features
 from coresift.spaces.vectors import VectorSpace, bytes_per_vector
 from coresift.strategies import Strategy
-
-# Memory of a point that a selector needs besides the space. A selector of any other class, even of a subclass
-# of one of these, counts as zero bytes. What Frank-Wolfe and distance selectors keep is in the figures of the
-# space; k-medoids has a function of its own.
-_BYTES_PER_POINT: dict[type, int] = {
-    GIGA: limits.GIGA_BYTES,
-    GreedyLogDet: limits.LOG_DET_BYTES,
-    TopB: limits.TOP_BYTES,
-    GumbelTopB: limits.GUMBEL_BYTES,
-    UniformRandom: limits.RANDOM_BYTES,
-}
 
 
 def held_bytes() -> int:
@@ -88,7 +77,9 @@ def left_for_space(memory: int, strategy: Strategy, problem: Problem, taken: int
     memory -= _bytes_of_blocks(problem)
     if isinstance(strategy.selector, KMedoids):
         return _left_by_medoids(strategy.selector, memory, problem, taken)
-    memory = _left_by(strategy.selector, memory, size)
+    if each := strategy.selector.bytes_per_point:
+        check_room(size, each, memory, "raise the limit")
+        memory -= each * size
     space = _space_of_one(strategy, problem)
     if isinstance(space, KernelSpace):
         advice = "try 'predictive-lcmd', or 'acs-fw' with exact=False, whose vectors go to a file"
@@ -119,13 +110,6 @@ def _bytes_of_blocks(problem: Problem) -> int:
     if numbers <= limits.MAPPED_NUMBERS:
         return 0
     return min(limits.BLOCK_NUMBER_BYTES * numbers, limits.MOST_BLOCK_BYTES)
-
-
-def _left_by(selector: Selector[Any], memory: int, size: int) -> int:
-    each = _BYTES_PER_POINT.get(type(selector), 0)
-    if each:
-        check_room(size, each, memory, "raise the limit")
-    return memory - each * size
 
 
 def _left_by_medoids(selector: KMedoids, memory: int, problem: Problem, taken: int) -> int:

@@ -1,4 +1,7 @@
-"""Choose a batch in one call: `select` turns what a caller has into a problem, and runs a strategy on it."""
+"""Choose a batch in one call: `select` turns what a caller has into a problem, and runs a strategy on it.
+
+The class `Selection`, a batch while a selector chooses it, is in `coresift.selectors.base`.
+"""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Strategy:
     uses_labelled : whether it keeps a distance from labelled points.
     streams : whether its vectors go to a file where they exceed the memory limit.
     shards : whether it runs on Ray. The vectors must be stored, and each made from its own point alone. The
-        selector must ask only `cosine_search` or `centre_distances`, and must not read `Space.norms`.
+        selector may call what the table in docs/extending.md lists for Ray: not `Space.norms`, for example.
     """
 
     build: Callable[[Problem], Any]
@@ -120,7 +120,7 @@ def _no_score(problem: Problem) -> Score:
 
 
 # Vectors that are stored, and made point by point. "acs-giga" has such vectors too, and GIGA asks only
-# `cosine_search`. Its row has neither flag, because it is not tested in shards or with vectors in a file.
+# `cosine_search`. Its row has neither flag: the strategy is not tested in shards or with vectors in a file.
 _STORED: dict[str, Any] = {"streams": True, "shards": True}
 _STORED_LABELLED: dict[str, Any] = {**_STORED, "uses_labelled": True}
 _FEATURES: dict[str, Any] = {"streams": True, "uses_labelled": True, "needs_model": False}
@@ -141,7 +141,10 @@ STRATEGIES: dict[str, Strategy] = {
         **_STORED_LABELLED,
     ),
     "acs-centred-lcmd": Strategy(
-        Likelihood(centred=True), LCMD(), "the same on centred likelihoods", **_STORED_LABELLED
+        Likelihood(centred=True),
+        LCMD(),
+        "acs-lcmd on likelihoods minus each point's mean over the posterior samples",
+        **_STORED_LABELLED,
     ),
     "acs-norm": Strategy(_norm, TopB(), "the vectors of largest norm in the likelihood space", streams=True),
     "bald": Strategy(information_gain, TopB(), "most information about the model, point by point"),

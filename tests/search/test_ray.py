@@ -19,6 +19,7 @@ from coresift.posteriors.samples import ClassSamples, GaussianSamples
 from coresift.search import centre_distances
 from coresift.search.ray import RaySpace, ray_space, select_on_ray
 from coresift.search.shards import Shard, Shards, shard_starts
+from coresift.selectors import GreedyLogDet
 from coresift.spaces import Problem
 from coresift.spaces.base import norm_sum, selectable
 from coresift.strategies import STRATEGIES
@@ -143,6 +144,13 @@ def test_a_sampled_classifier_in_memory(rows):
         expected = STRATEGIES[name].run(problem(probs_N_K_C, ClassSamples(12)), 30)
         on_ray = problem(probs_N_K_C, ClassSamples(12))
         assert_same(select_on_ray(STRATEGIES[name], on_ray, 30, num_workers=3), expected)
+
+
+@pytest.mark.usefixtures("lasting_workers")
+def test_a_selector_that_reads_the_norms_of_all_points(rows):
+    strategy = replace(STRATEGIES["predictive-lcmd"], selector=GreedyLogDet())
+    with pytest.raises(InputError, match="norms of all points stay with the workers"):
+        select_on_ray(strategy, problem(rows, regression(rows)[0]), 3, num_workers=2)
 
 
 @pytest.mark.parametrize("name", ["acs-fw", "predictive-lcmd", "acs-kmeans++"])

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from coresift import limits
+from coresift.errors import InputError
 from coresift.pool import import_ray
 from coresift.search.base import CentreDistances, CosineSearch, centre_distances, cosine_search, where_reached
 from coresift.search.cpu import TIED
@@ -132,6 +133,13 @@ class RaySpace(ColumnSpace):
 
     def __len__(self) -> int:
         return int(self.shards.starts[-1])
+
+    @property
+    def norms(self) -> Tensor:  # type: ignore[override]
+        raise InputError(
+            "the norms of all points stay with the workers of a cluster, so that a selector that reads "
+            "Space.norms cannot choose there; run this strategy without engine='ray'"
+        )
 
     def total(self) -> Tensor:
         return self._total

@@ -59,7 +59,10 @@ class Selection:
         return [*self.pending.tolist(), *self.chosen]
 
     def take(self, n: int, norm: float | None = None) -> None:
-        """Put a point into the batch; ``norm`` saves looking it up later."""
+        """Put a point into the batch; ``norm`` saves looking it up later.
+
+        A `CosineSearch` does not see that: close the point there too.
+        """
         assert bool(self.open[n]), f"point {n} is closed"
         if norm is not None and len(self._norms) == len(self.pending) + len(self.chosen):
             self._norms = torch.cat([self._norms, self._norms.new_tensor([norm])])
@@ -69,7 +72,10 @@ class Selection:
         self.report(1)
 
     def duplicate_of(self, space: Space, n: int, norm: float) -> int | None:
-        """The member that point ``n`` with this norm is a duplicate of, if there is one and it matters."""
+        """Find the member that point ``n``, of this norm, is a duplicate of; a closed point is its own.
+
+        ``None`` if there is none, and always after `reopen`.
+        """
         if not bool(self.open[n]):
             return n
         if self._admits_duplicates:
@@ -86,7 +92,10 @@ class Selection:
         return duplicates[0] if duplicates else None
 
     def set_aside(self, space: Space, n: int) -> Tensor:
-        """Close ``n`` and every duplicate of it, until nothing else is left; (k,) what was closed."""
+        """Close ``n`` and every open duplicate of it until `reopen`; return (k,) what was closed.
+
+        Pass that to `CosineSearch.close`: a search does not see what is closed here.
+        """
         element, square = space.vector(n), float(norms_of(space, [n])) ** 2
         closed = [torch.tensor([n])]
         for part, values in space.inner(element):
@@ -101,7 +110,7 @@ class Selection:
         return self._aside[-1]
 
     def reopen(self) -> None:
-        """Let duplicates in: nothing else is left."""
+        """Open all points that were set aside, since nothing else is left; begin a new search then."""
         self._admits_duplicates = True
         for index in self._aside:
             self.open[index] = True
@@ -122,8 +131,15 @@ def norms_of(space: Space, index: list[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Selector(ABC, Generic[Source]):
-    """Turns a space or a score into a batch; a frozen dataclass whose fields are its options."""
+    """Turns a space or a score into a batch; a frozen dataclass whose fields are its options.
 
+    Attributes
+    ----------
+    bytes_per_point : memory that it keeps for each point of the pool besides the space. What Frank-Wolfe and
+        distance selectors keep is in the figures of the space.
+    """
+
+    bytes_per_point: ClassVar[int] = 0
     _source: ClassVar[type] = object
 
     def __init_subclass__(cls) -> None:
@@ -192,7 +208,8 @@ class _Candidates:
 
     def __init__(self, can: Tensor, pending: Index, exclude: Index) -> None:
         self.empty = can.logical_not()
-        self.told = (
+        # For messages: how many are pending, excluded and of norm zero, and the first one of norm zero.
+        self._counts = (
             len(pending),
             len(exclude),
             int(self.empty.count_nonzero()),
@@ -205,7 +222,7 @@ class _Candidates:
 
     def num_to_fill(self, budget: int, exact_size: bool) -> int:
         """How many points of norm zero the batch needs; raises where all points are not enough."""
-        size, (pending, excluded, zero, first) = len(self.empty), self.told
+        size, (pending, excluded, zero, first) = len(self.empty), self._counts
         # Points that say nothing make a batch full where there are others in it.
         fill = 0
         if exact_size and self.left:

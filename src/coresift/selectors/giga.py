@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from coresift import limits
 from coresift.search import CosineSearch, Tensors
 from coresift.selectors.sparse import Fit, Move, SparseApproximation, Target, closing
 from coresift.spaces.base import Space
@@ -28,6 +29,8 @@ class GIGA(SparseApproximation):
     >>> sorted(GIGA().select(space, budget=2).index.tolist())
     [1, 2]
     """
+
+    bytes_per_point: ClassVar[int] = limits.GIGA_BYTES
 
     def _fit(self, space: Space, target: Target) -> _GeodesicFit:
         return _GeodesicFit(space, target)

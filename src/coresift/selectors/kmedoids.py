@@ -27,8 +27,8 @@ Found: TypeAlias = tuple[Index, Floats, float]
 class KMedoids(Selector[Space]):
     """Chooses so that the distances of all points to the nearest chosen one sum up to little.
 
-    Points and medoids take `Turns`, on a CPU or a GPU, without a matrix of all pairs. Vectors on disk or on
-    other machines are represented by a uniform sample.
+    Points and medoids take `Turns`, on a CPU or a GPU, without a matrix of all pairs. Vectors in a file are
+    represented by a uniform sample. The strategy 'k-medoids' does not run on Ray.
 
     Pending points are medoids that never move. Excluded points count like the others, but are no medoids.
     Labelled points do not count: a batch stands for the pool alone. The medoid of the most points comes

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 
+from coresift import limits
 from coresift.selectors.base import Selection, Selector
 from coresift.spaces.base import Space
 from coresift.types import Floats
@@ -25,6 +27,8 @@ class GreedyLogDet(Selector[Space]):
     >>> GreedyLogDet().select(VectorSpace(torch.tensor([[3.0, 2.9, 0.0], [0.0, 0.1, 1.0]])), budget=2).index
     array([0, 2])
     """
+
+    bytes_per_point: ClassVar[int] = limits.LOG_DET_BYTES
 
     def _choose(self, space: Space, selection: Selection, generator: torch.Generator) -> tuple[None, Floats]:
         given = _Conditioned(space, selection.budget + len(selection.pending))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from coresift import limits
 from coresift.errors import InputError
 from coresift.scores import Score
 from coresift.selectors.base import Selection, Selector
@@ -59,6 +60,8 @@ class TopB(RankingSelector):
     array([1, 2])
     """
 
+    bytes_per_point: ClassVar[int] = limits.TOP_BYTES
+
     def _values(self, score: Score, open: Tensor, generator: torch.Generator) -> Tensor:
         return score.values
 
@@ -80,6 +83,7 @@ class GumbelTopB(RankingSelector):
 
     kind: Literal["power", "softmax", "softrank"] = "power"
     beta: float = 1.0
+    bytes_per_point: ClassVar[int] = limits.GUMBEL_BYTES
 
     def __post_init__(self) -> None:
         if self.kind not in ("power", "softmax", "softrank"):
@@ -113,6 +117,8 @@ class GumbelTopB(RankingSelector):
 @dataclass(frozen=True)
 class UniformRandom(Selector[Score]):
     """Any points, all equally likely, duplicates too: the baseline to beat, and fit for a test set."""
+
+    bytes_per_point: ClassVar[int] = limits.RANDOM_BYTES
 
     def _choose(
         self, score: Score, selection: Selection, generator: torch.Generator
