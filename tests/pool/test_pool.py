@@ -1,5 +1,6 @@
 """Pools: every form gives the same rows, in the same order, in chunks of any size."""
 
+import os
 import pickle
 import re
 from pathlib import Path
@@ -256,6 +257,21 @@ def test_a_large_file_does_not_stay_in_memory(order, tmp_path):
     pool.take(np.arange(0, size, 100))
     assert ones == size // 1000
     assert max(most, resident() - before) < 60e6
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_file_that_is_cut_short_while_it_is_mapped(is_folder, tmp_path):
+    """Reading beyond its end would kill the program, with nobody to say why."""
+    file = tmp_path / "pool.npy"
+    np.save(file, np.ones((20_000, 3)))
+    pool = as_pool(tmp_path if is_folder else file)
+    pools = [pool] if is_folder else [pool, ArrayPool(pool.rows[10:]), Part(pool, 5, 20_000)]
+    chunks = [one.chunks_from(0) if hasattr(one, "chunks_from") else one.chunks() for one in pools]
+    os.truncate(file, 5_000)
+    for one, unread in zip(pools, chunks, strict=True):
+        for read_it in (lambda one=one: one.take([19_000]), lambda unread=unread: list(unread)):
+            with pytest.raises(InputError, match=r"480,128 bytes and now 5,000|mmap length is greater"):
+                read_it()
 
 
 def test_data_frames():

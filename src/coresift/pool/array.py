@@ -135,11 +135,13 @@ class ArrayPool:
         """Yield the chunks from row ``start`` on."""
         size = min(self.chunk_size, max(1, CHUNK_NUMBERS // math.prod(self.rows.shape[1:])))
         for first in range(start, len(self), size):
+            check_map(self.rows)
             rows = as_float(self.rows[first : first + size])
             release_pages(self.rows)
             yield Chunk(first, rows)
 
     def take(self, index: Indices) -> Tensor:
+        check_map(self.rows)
         rows = as_float(self.rows[np.ascontiguousarray(index, dtype=np.int64)])
         release_pages(self.rows)
         return rows
@@ -191,6 +193,22 @@ def release_pages(rows: Tensor | Array) -> None:
         mapping._mmap.madvise(mmap.MADV_DONTNEED)
 
 
+def check_map(rows: Tensor | Array) -> None:
+    """Raise where the file of a memory map was cut short: reading beyond its end would kill the program."""
+    if _is_shared_map(rows):
+        mapping: Any = rows
+        needed = _start_of_map(rows) + len(mapping._mmap)
+        size = mapping._mmap.size()
+        if size < needed:
+            name = rows.filename or "a temporary file"
+            raise InputError(f"{name} had {needed:,} bytes and now {size:,}; put it back as it was")
+
+
+def _start_of_map(rows: np.memmap[Any, Any]) -> int:
+    """Return where the mapping begins in its file. A view has the offset of the array it was cut from."""
+    return int(rows.offset - rows.offset % mmap.ALLOCATIONGRANULARITY)
+
+
 def _is_shared_map(rows: Tensor | Array) -> TypeGuard[np.memmap[Any, Any]]:
     # A copy-on-write map differs from its file, and without its pages would lose what was written to it.
     return isinstance(rows, np.memmap) and rows.mode in ("r", "r+")
@@ -200,11 +218,9 @@ def _location_in_file(rows: Tensor | Array) -> tuple[Any, ...] | None:
     """Return file, type, offset, shape and order of memory-mapped rows; ``None`` for other rows."""
     if not _is_shared_map(rows) or rows.filename is None or not rows.flags.forc:
         return None
-    # A view has the offset of the array it was cut from, so count from the beginning of the mapping.
-    begin = rows.offset - rows.offset % mmap.ALLOCATIONGRANULARITY
     mapping: Any = rows
     address = np.frombuffer(mapping._mmap, dtype=np.uint8).ctypes.data
-    offset = begin + rows.ctypes.data - address
+    offset = _start_of_map(rows) + rows.ctypes.data - address
     return rows.filename, rows.dtype, offset, rows.shape, "C" if rows.flags.c_contiguous else "F"
 
 

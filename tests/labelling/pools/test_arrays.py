@@ -20,6 +20,7 @@ def test_arrays(files: Any, tmp_path: Path) -> None:
     assert pool.named_by == "their row number, from 0"
     shown = pool.describe([5])[0]
     assert list(shown) == [str(i) for i in range(20)] and float(shown["19"]) == array[5].ravel()[19]
+    assert pool.describe([]) == [] and pool.take(np.array([], dtype=int)).numbers.shape == (0, 24)
     rows = files.encode(pool)
     assert rows.shape == (
         30,

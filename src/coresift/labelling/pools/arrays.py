@@ -11,9 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from coresift import limits
-from coresift.errors import InputError
 from coresift.labelling.pools.base import Block, ItemPool, Positions, Reading, check_numbers, refuse_columns
-from coresift.pool import checked_index, open_npy, release_pages
+from coresift.pool import check_map, checked_index, open_npy, release_pages
 from coresift.types import Index
 
 
@@ -25,9 +24,7 @@ class ArrayItems(ItemPool):
     def __init__(self, reading: Reading) -> None:
         refuse_columns(reading, "an array of numbers")
         self.reading = reading
-        path = Path(reading.path)
-        self._rows: npt.NDArray[Any] = np.asanyarray(open_npy(path).rows)
-        self._file_size = path.stat().st_size
+        self._rows: npt.NDArray[Any] = np.asanyarray(open_npy(Path(reading.path)).rows)
         width = int(np.prod(self._rows.shape[1:]))
         self.numbers = [str(column) for column in range(width)]
         self.block_size = min(limits.POOL_BLOCK, max(1, limits.ITEM_NUMBERS // width))
@@ -36,15 +33,15 @@ class ArrayItems(ItemPool):
         return len(self._rows)
 
     def take(self, positions: Index) -> Block:
-        self._check_size()
-        numbers = self._rows[positions].reshape(len(positions), -1).astype(np.float64)
+        check_map(self._rows)
+        numbers = self._rows[positions].reshape(-1, len(self.numbers)).astype(np.float64)
         release_pages(self._rows)
         check_numbers(self.reading.path, numbers, positions, self.numbers)
         return Block(numbers, np.empty((len(positions), 0), dtype=object))
 
     def describe(self, positions: Positions) -> list[dict[str, str]]:
-        self._check_size()
-        rows = self._rows[checked_index(positions, len(self))].reshape(len(positions), -1)
+        check_map(self._rows)
+        rows = self._rows[checked_index(positions, len(self))].reshape(-1, len(self.numbers))
         shown = rows[:, : limits.SHOWN_NUMBERS]
         return [dict(zip(self.numbers, map(str, row), strict=False)) for row in shown]
 
@@ -52,11 +49,3 @@ class ArrayItems(ItemPool):
         for block in self.blocks():
             columns = [pa.array(numbers, from_pandas=True) for numbers in block.numbers.T]
             yield dict(zip(self.numbers, columns, strict=True))
-
-    def _check_size(self) -> None:
-        """Raise where the file was cut short: reading a memory map beyond its file kills the program."""
-        size = Path(self.reading.path).stat().st_size
-        if size < self._file_size:
-            raise InputError(
-                f"{self.reading.path} had {self._file_size:,} bytes and now {size:,}; put it back as it was"
-            )
