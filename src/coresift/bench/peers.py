@@ -176,6 +176,8 @@ def _baal_epig(question: Question) -> Index:
 
 
 def _bmdal(question: Question, selection: str, *, train: bool = False, **options: Any) -> Index:
+    if not hasattr(np, "Inf"):  # bmdal_reg 3.0 uses this name of NumPy 1
+        np.Inf = np.inf  # type: ignore[attr-defined]  # noqa: NPY201
     interface = import_module("bmdal_reg.nn_interface")
     algorithms = import_module("bmdal_reg.bmdal.algorithms")
     data = import_module("bmdal_reg.bmdal.feature_data").TensorFeatureData
