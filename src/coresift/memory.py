@@ -87,8 +87,8 @@ def left_for_space(memory: int, strategy: Strategy, problem: Problem, taken: int
     if not isinstance(space, VectorSpace):
         return memory
     width = space.columns.shape[0]
-    beside = limits.COPIES_TAKEN * 8 * width * taken
-    needed, advice = limits.LIBRARY_BYTES + beside, "raise the limit, or choose fewer points at a time"
+    copies = limits.COPIES_TAKEN * 8 * width * taken
+    needed, advice = limits.LIBRARY_BYTES + copies, "raise the limit, or choose fewer points at a time"
     if not strategy.streams:
         needed += bytes_per_vector(width, space.columns.dtype) * size
         advice = "raise the limit, or try 'acs-fw' or 'predictive-lcmd'"
@@ -97,7 +97,7 @@ def left_for_space(memory: int, strategy: Strategy, problem: Problem, taken: int
             f"this strategy needs {as_bytes(needed)} for {size:,} vectors of {width:,} numbers and a batch "
             f"of {taken:,}, with the libraries, and has {as_bytes(memory)} of the limit left; {advice}"
         )
-    return memory - beside
+    return memory - copies
 
 
 def _bytes_of_blocks(problem: Problem) -> int:

@@ -28,7 +28,7 @@ def check_posterior(
 ) -> None:
     """Check that a posterior's three methods fit together on rows ``x`` (n, ...), n at least 2.
 
-    Shapes; the same draws from the same seed; each row's distribution independent of the rows beside it;
+    Shapes; the same draws from the same seed; each row's distribution independent of the rows around it;
     L_n(theta) finite and at most zero; and E[E[y | x, theta]] = E[y | x] within six standard errors.
 
     >>> from coresift.posteriors import LinearPosterior

@@ -156,11 +156,11 @@ def test_cosines_beside_an_element(lies_on_disk, dimensions):
         fine = values.double()
         scores = towards @ fine / (fine.square().sum(0) - (unit @ fine) ** 2).sqrt()
         scores[::5] = -torch.inf
-        found = int(search.argmax(towards, beside=unit))
+        found = int(search.argmax(towards, orthogonal_to=unit))
         assert scores[found] >= scores.max() - 1e-9
         element = torch.stack([weights, unit @ fine])
         residual = torch.stack([weights, towards @ fine])
-        assert int(plain.argmax(residual, beside=element)) == found
+        assert int(plain.argmax(residual, orthogonal_to=element)) == found
 
 
 @pytest.mark.parametrize("selector", SELECTORS)

@@ -39,12 +39,12 @@ def search_of(vectors, is_open, device):
     return CudaSearch(VectorSpace(vectors.to(device)), is_open.to(device), SMALL)
 
 
-def best(vectors, is_open, element, beside=None):
+def best(vectors, is_open, element, orthogonal_to=None):
     """The first open point with the largest cosine up to rounding, by numpy."""
     vectors, element = vectors.double().numpy(), element.double().numpy()
     squares = (vectors**2).sum(0)
-    if beside is not None:
-        squares = np.maximum(squares - (beside.double().numpy() @ vectors) ** 2, 1e-12 * squares)
+    if orthogonal_to is not None:
+        squares = np.maximum(squares - (orthogonal_to.double().numpy() @ vectors) ** 2, 1e-12 * squares)
     scores = np.where(is_open.numpy(), element @ vectors / np.sqrt(squares), -np.inf)
     return int((scores >= scores.max() - 1e-13 * abs(scores.max())).argmax())
 

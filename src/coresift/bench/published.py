@@ -1,4 +1,4 @@
-"""What the paper reports: Table 1 (final test RMSE) and Table 2 (run times), to stand beside our own."""
+"""What the paper reports: Table 1 (final test RMSE) and Table 2 (run times), to be shown next to ours."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ACS = {name: "acs-fw-j10" if name in ("power", "year") else "acs-fisher" for na
 
 
 def paper_name(data: str, method: str) -> str:
-    """What the paper calls one of our methods, if it has it; variants stand beside the same figure.
+    """What the paper calls one of our methods, if it has it; variants have the same figure.
 
     >>> paper_name("yacht", "acs-fisher-unfilled"), paper_name("power", "acs-fisher")
     ('ACS-FW', '')
@@ -47,7 +47,7 @@ def paper_name(data: str, method: str) -> str:
 
 
 def departure(data: str, settings: Mapping[str, Any]) -> str:
-    """What keeps results from standing beside the paper's, in words; empty where they may.
+    """Why results cannot be compared with the paper's, in words; empty where they can.
 
     >>> settings = {"data": {"table": "yacht"}, "first": 20, "batch": 5, "budget": 100}
     >>> departure("yacht", settings)

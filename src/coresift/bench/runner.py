@@ -106,12 +106,12 @@ class _Group:
         """Return the log of a method."""
         return Log(self.folder / f"{name}.jsonl")
 
-    def open(self, locks: ExitStack, beside: Mapping[str, Any]) -> None:
+    def open(self, locks: ExitStack, together: Mapping[str, Any]) -> None:
         """Begin the logs, or check that they are of the same settings."""
         for name in self.names:
             locks.enter_context(self.log(name).locked())
             settings = self.experiment.settings(self.data, name, self.simulation)
-            self.log(name).open({**settings, **beside}, self.made)
+            self.log(name).open({**settings, **together}, self.made)
 
     @property
     def runs(self) -> list[Run]:

@@ -50,11 +50,11 @@ class CosineSearch(ABC):
     run_length: int = 1
 
     @abstractmethod
-    def argmax(self, element: Tensor, beside: Tensor | None = None) -> Tensor:
+    def argmax(self, element: Tensor, orthogonal_to: Tensor | None = None) -> Tensor:
         """Find the open point with the largest <element, L_n> / ||L_n||.
 
-        If ``beside`` is given, it is an element u of norm one, and the norm of L_n is replaced by the norm of
-        its part orthogonal to u: <element, L_n> / sqrt(||L_n||^2 - <u, L_n>^2). GIGA asks for this.
+        If ``orthogonal_to`` is given, an element u of norm one, the norm of L_n is replaced by that of its
+        part orthogonal to u: <element, L_n> / sqrt(||L_n||^2 - <u, L_n>^2). GIGA asks for this.
 
         Returns a 0-dimensional integer tensor: ties go to the lower index, and -1 means that no point is
         open.

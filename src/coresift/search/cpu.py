@@ -27,12 +27,12 @@ class PlainSearch(CosineSearch):
     def __init__(self, space: Space, open: Tensor) -> None:
         self.space, self._open = space, open.to(space.norms.device, copy=True)
 
-    def argmax(self, element: Tensor, beside: Tensor | None = None) -> Tensor:
+    def argmax(self, element: Tensor, orthogonal_to: Tensor | None = None) -> Tensor:
         best, found = torch.tensor(-torch.inf), torch.tensor(-1)
-        elements = torch.stack([element] if beside is None else [element, beside])
+        elements = torch.stack([element] if orthogonal_to is None else [element, orthogonal_to])
         for part, products in self.space.inner(elements):
             cosines = products / self.space.norms[part]
-            scores = _beside(cosines, _LEAST_SHARE)
+            scores = _cosines_orthogonal_to(cosines, _LEAST_SHARE)
             scores = torch.where(self._open[part], scores, -torch.inf)
             position = scores.argmax()
             if scores[position] > best:
@@ -71,15 +71,15 @@ class VectorSearch(CosineSearch):
         if self._scale is not None:
             self._scale[index] = self.space.sizes.at(index)[0]
 
-    def argmax(self, element: Tensor, beside: Tensor | None = None) -> Tensor:
-        return torch.tensor(self.best(element, beside)[1], device=self.space.device)
+    def argmax(self, element: Tensor, orthogonal_to: Tensor | None = None) -> Tensor:
+        return torch.tensor(self.best(element, orthogonal_to)[1], device=self.space.device)
 
-    def best(self, element: Tensor, beside: Tensor | None = None) -> tuple[float, int]:
+    def best(self, element: Tensor, orthogonal_to: Tensor | None = None) -> tuple[float, int]:
         """The largest cosine, and its point; minus infinity and -1 where no point is open."""
         direction = element / torch.linalg.vector_norm(element).clamp_min(1e-300)
-        if beside is not None:
-            candidates = self._leading(torch.stack([direction, beside]))
-            return self._decide(candidates, direction, beside)
+        if orthogonal_to is not None:
+            candidates = self._leading(torch.stack([direction, orthogonal_to]))
+            return self._decide(candidates, direction, orthogonal_to)
         candidates, top = self._near(direction, masked=False)
         # A closed point has a cosine of zero here: it can hide open ones, all of whose cosines are below
         # that.
@@ -122,7 +122,7 @@ class VectorSearch(CosineSearch):
         for part in self.space.columns.parts():
             inverse = self.space.sizes.part(part)[0]
             cosines = (wanted @ self.space.columns.part(part)).mul_(inverse)
-            scores = _beside(cosines, max(self.space.resolution, _LEAST_SHARE))
+            scores = _cosines_orthogonal_to(cosines, max(self.space.resolution, _LEAST_SHARE))
             scores.masked_fill_(~(self._open[part] & (inverse > 0)), -torch.inf)
             most = min(limits.CLOSER_LOOK, len(scores))
             lowest = max(lowest, float(scores.topk(most).values[-1]))
@@ -130,22 +130,24 @@ class VectorSearch(CosineSearch):
             found.append((index + part.start, scores[index]))
         return torch.cat([index[scores >= lowest] for index, scores in found])
 
-    def _decide(self, index: Tensor, direction: Tensor, beside: Tensor | None = None) -> tuple[float, int]:
+    def _decide(
+        self, index: Tensor, direction: Tensor, orthogonal_to: Tensor | None = None
+    ) -> tuple[float, int]:
         """The best of some points in float64; of equals the first."""
-        highest, winner = -torch.inf, -1
+        highest, best = -torch.inf, -1
         for some in torch.split(index, limits.NEAR_TIES):
             columns = self.space.columns_at(some)
             norms = columns.square().sum(0).sqrt()
-            pair = direction[None] if beside is None else torch.stack([direction, beside])
-            cosines = _beside(pair @ columns / norms, _LEAST_SHARE)
+            pair = direction[None] if orthogonal_to is None else torch.stack([direction, orthogonal_to])
+            cosines = _cosines_orthogonal_to(pair @ columns / norms, _LEAST_SHARE)
             cosines = torch.where(self._open[some] & (norms > 0), cosines, -torch.inf)
             top = float(cosines.max()) if len(some) else -torch.inf
             if top > highest + TIED:
-                highest, winner = top, int(some[cosines >= top - TIED].min())
-        return highest, winner
+                highest, best = top, int(some[cosines >= top - TIED].min())
+        return highest, best
 
 
-def _beside(cosines: Tensor, least: float) -> Tensor:
+def _cosines_orthogonal_to(cosines: Tensor, least: float) -> Tensor:
     """(n,) the first row of cosines (1, n); of (2, n), divided by the sine of the angle of the second."""
     if len(cosines) == 1:
         return cosines[0]

@@ -202,22 +202,22 @@ class CudaSearch(CosineSearch):
         self._vector: Tensor | None = None
         self._repeated: dict[Step, _Repeated] = {}
 
-    def argmax(self, element: Tensor, beside: Tensor | None = None) -> Tensor:
+    def argmax(self, element: Tensor, orthogonal_to: Tensor | None = None) -> Tensor:
         scan = self._scan
         # A third sum takes registers, which leaves fewer for rows.
-        rows = scan.layout.rows if beside is None else scan.layout.rows // 4
+        rows = scan.layout.rows if orthogonal_to is None else scan.layout.rows // 4
         scan.launch(
             "score",
             scan.vectors,
             self._open,
             element,
-            element if beside is None else beside,
+            element if orthogonal_to is None else orthogonal_to,
             scan.values,
             scan.points,
             scan.size,
             scan.blocks,
             **scan.shape(rows),
-            BESIDE=beside is not None,
+            ORTHOGONAL=orthogonal_to is not None,
             TIED=TIED,
         )
         self._vector = self._scan.values.new_empty(scan.num_rows)

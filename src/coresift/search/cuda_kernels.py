@@ -35,7 +35,7 @@ def _score(
     vectors: typing.Any,
     is_open: typing.Any,
     element: typing.Any,
-    beside: typing.Any,
+    orthogonal_to: typing.Any,
     values: typing.Any,
     points: typing.Any,
     size: typing.Any,
@@ -43,12 +43,12 @@ def _score(
     J: constexpr,
     ROWS: constexpr,
     BLOCK: constexpr,
-    BESIDE: constexpr,
+    ORTHOGONAL: constexpr,
     TIED: constexpr,
 ) -> None:
     """Find each program's largest <element, L_n> / ||L_n|| among the open points, and its n.
 
-    With BESIDE, a unit vector u, the norm is that of the part of L_n that is orthogonal to u. All sums are in
+    With ORTHOGONAL, a unit vector u, the norm is that of the part of L_n orthogonal to u. All sums are in
     float64. The norm costs arithmetic only, which takes less time than reading stored norms.
     """
     program = tl.program_id(0)
@@ -72,10 +72,10 @@ def _score(
             weight = tl.load(element + at, mask=at < J, other=0.0)
             along += tl.sum(weight[:, None] * columns, axis=0)
             square += tl.sum(columns * columns, axis=0)
-            if BESIDE:
-                weight = tl.load(beside + at, mask=at < J, other=0.0)
+            if ORTHOGONAL:
+                weight = tl.load(orthogonal_to + at, mask=at < J, other=0.0)
                 shared += tl.sum(weight[:, None] * columns, axis=0)
-        if BESIDE:
+        if ORTHOGONAL:
             square = tl.maximum(square - shared * shared, 1e-12 * square)
         score = along * tl.rsqrt(tl.maximum(square, 1e-300))
         # A later point must be better by more than rounding.

@@ -216,13 +216,13 @@ class _RaySearch(CosineSearch):
         self._open[index] = True
         self._changed.update(index.tolist())
 
-    def argmax(self, element: Tensor, beside: Tensor | None = None) -> Tensor:
+    def argmax(self, element: Tensor, orthogonal_to: Tensor | None = None) -> Tensor:
         if self._shards.state != self._state:  # another search has asked meanwhile
             self._shards.begin(self._state)
         changed = np.array(sorted(self._changed), dtype=np.int64)
         open = self._open[torch.from_numpy(changed)].numpy()
         told = [(local, open[own]) for own, local in self._shards.split(changed)]
-        other = None if beside is None else beside.numpy()
+        other = None if orthogonal_to is None else orthogonal_to.numpy()
         answers = self._shards.ask("best", lambda number: (element.numpy(), other, *told[number]))
         self._changed.clear()
         return self.space.best(answers, TIED)
@@ -273,9 +273,9 @@ class _RayDistances(CentreDistances):
             return torch.tensor(-1)
         left = (level - float(weights[:chosen].sum())) / float(weights[chosen])
         n, vector = self._shards.ask_one(chosen, "draw", min(max(left, 0.0), 1.0))
-        winner = int(self._shards.starts[chosen] + n)
-        self.space.remember(winner, vector)
-        return torch.tensor(winner)
+        best = int(self._shards.starts[chosen] + n)
+        self.space.remember(best, vector)
+        return torch.tensor(best)
 
     def radius(self) -> float:
         return float(max(self._shards.ask("radius")))

@@ -156,12 +156,14 @@ class Shard:
         self._search = VectorSearch(self.space, as_mask(open, len(self.space)))
 
     def best(
-        self, element: Floats, beside: Floats | None, changed: Index, open: npt.NDArray[np.bool_]
+        self, element: Floats, orthogonal_to: Floats | None, changed: Index, open: npt.NDArray[np.bool_]
     ) -> Found:
         """What `VectorSearch.best` finds, with its vector. First, some points are opened or closed."""
         self._search.close(as_tensor(changed[~open]))
         self._search.reopen(as_tensor(changed[open]))
-        cosine, n = self._search.best(as_tensor(element), None if beside is None else as_tensor(beside))
+        cosine, n = self._search.best(
+            as_tensor(element), None if orthogonal_to is None else as_tensor(orthogonal_to)
+        )
         return cosine, n, self._found(n)
 
     def _found(self, n: int) -> npt.NDArray[Any]:

@@ -65,7 +65,7 @@ class _State(NamedTuple):
 def _step(search: CosineSearch, inputs: _Inputs, state: _State) -> _State:
     """Move along the great circle to the best point, to where it is closest to the target."""
     towards = torch.addcmul(inputs.target, state.cosine, state.unit, value=-1)
-    point = search.argmax(towards, beside=state.unit)
+    point = search.argmax(towards, orthogonal_to=state.unit)
     vector, dot = search.vector(point), search.space.dot
     norm = dot(vector, vector).sqrt()
     point_target, point_unit = dot(inputs.target, vector) / norm, dot(state.unit, vector) / norm

@@ -267,7 +267,7 @@ class Turns:
     def _move_some(self, numbers: Tensor, members: Tensor, inside: Tensor) -> None:
         """Move the medoids of c clusters, of members (c, m) where these are ``inside``."""
         present = self.medoids[numbers, None]  # (c, 1)
-        # Seen from the medoid: rounding is then small beside the cluster, wherever that lies.
+        # Seen from the medoid: rounding is then small compared with the cluster, wherever that lies.
         local = self.points[members] - self.points[present]  # (c, m, J)
         weights, able = self.weights[members] * inside, inside & (members < self.allowed)
         middles = torch.arange(members.shape[1], device=members.device).expand_as(members)

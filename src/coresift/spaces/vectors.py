@@ -172,12 +172,12 @@ def bytes_per_vector(width: int, dtype: torch.dtype) -> int:
 def _announce(columns: OnDisk) -> None:
     """Say what will be needed, before the long work starts."""
     rows, size = columns.shape
-    beside = 16 * size  # norms, and the two numbers a point that distances need
+    numbers = 16 * size  # norms, and the two numbers a point that distances need
     needed = rows * size * columns.dtype.itemsize
     Console(stderr=True).print(
         f"{size:,} vectors of {rows} numbers do not fit into the memory limit: they go to a temporary file "
-        f"of {as_bytes(needed)}, with up to {as_bytes(beside)} beside it. A step reads them all, in about "
-        f"{(needed + beside) / _read_rate():.1f} s while the operating system keeps the file in memory, and "
+        f"of {as_bytes(needed)}, with up to {as_bytes(numbers)} next to it. A step reads them all, in about "
+        f"{(needed + numbers) / _read_rate():.1f} s while the operating system keeps the file in memory, and "
         "at the speed of the disk where it does not.",
         soft_wrap=True,
         highlight=False,
