@@ -1,8 +1,8 @@
-"""Ways to measure how far apart class predictions are, on labels that no test set has.
+"""Ways to measure how far apart class predictions are, on held-out labels that are not in a test set.
 
-    python experiments/class_distances.py experiments/cifar10.toml --seed 0 --methods plain,wavering,maxent \
+    python experiments/class_distances.py experiments/cifar10.toml --seed 0 --methods plain,plain-margin,maxent \
         --device cuda --out class_distances.jsonl
-    python experiments/class_distances.py forest --seed 100 --methods plain,wavering --out digits.jsonl
+    python experiments/class_distances.py forest --seed 100 --methods plain,plain-margin --out digits.jsonl
 
 Of an experiment on images, 10,000 of the pool are to test on; `forest` and `logistic` are digits, as in
 digits.py. A method is a strategy, or one of these ways, on which LCMD chooses as the default does, from
@@ -10,10 +10,10 @@ deviations of class probabilities over samples of the model:
 
 * `plain`: the deviations as they are
 * `divided`: by the roots of mean probabilities
-* `plain-wavering`: times how much the model wavers, one less the gap between its two likeliest classes
-* `share`: the same, as a share of the greatest length that deviations could have: the default
-* `wavering`: with lengths that are the wavering
-* `between`: with the geometric mean of that and their own lengths
+* `plain-margin`: times the margin uncertainty, one less the gap between the two likeliest classes
+* `share`: the same, divided by the largest norm that deviations could have: the default
+* `margin-norms`: rescaled to the norm of the margin uncertainty
+* `between`: rescaled to the geometric mean of that and their own norms
 """
 
 from __future__ import annotations
@@ -48,33 +48,36 @@ HELD_OUT, DIMENSIONS = 10_000, 512
 WAYS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "plain": ("plain", lambda deviations, mean: deviations),
     "divided": ("relative", lambda deviations, mean: deviations / mean.sqrt()),
-    "plain-wavering": ("plain, times wavering", lambda deviations, mean: deviations * _wavering(mean)),
-    "share": (
-        "plain as a share of the greatest, times wavering",
-        lambda deviations, mean: deviations * _wavering(mean) / _total(mean),
+    "plain-margin": (
+        "plain, times margin uncertainty",
+        lambda deviations, mean: deviations * _margin_uncertainty(mean),
     ),
-    "wavering": (
-        "lengths wavering",
-        lambda deviations, mean: deviations * _wavering(mean) / _lengths(deviations),
+    "share": (
+        "plain as a share of the greatest, times margin uncertainty",
+        lambda deviations, mean: deviations * _margin_uncertainty(mean) / _total(mean),
+    ),
+    "margin-norms": (
+        "norms margin uncertainty",
+        lambda deviations, mean: deviations * _margin_uncertainty(mean) / _norms(deviations),
     ),
     "between": (
-        "lengths between plain and wavering",
-        lambda deviations, mean: deviations * (_wavering(mean) / _lengths(deviations)).sqrt(),
+        "norms between plain and margin uncertainty",
+        lambda deviations, mean: deviations * (_margin_uncertainty(mean) / _norms(deviations)).sqrt(),
     ),
 }
 
 
-def _wavering(mean: Tensor) -> Tensor:
+def _margin_uncertainty(mean: Tensor) -> Tensor:
     """(n, 1) of (n, C)."""
     return margin_uncertainty(mean).unsqueeze(-1)
 
 
 def _total(mean: Tensor) -> Tensor:
-    """(n, 1) the greatest length that deviations from (n, C) can have: that of votes for one class each."""
+    """(n, 1) the largest norm that deviations from (n, C) can have: that of votes for one class each."""
     return (1 - mean.square().sum(-1, keepdim=True)).clamp_min(1e-12).sqrt()
 
 
-def _lengths(deviations: Tensor) -> Tensor:
+def _norms(deviations: Tensor) -> Tensor:
     """(n, 1) of deviations (J, n, C)."""
     return deviations.square().mean(0).sum(-1, keepdim=True).sqrt().clamp_min(1e-12)
 
