@@ -1,6 +1,6 @@
 """Ways to measure how far apart class predictions are, on held-out labels that are not in a test set.
 
-    python experiments/class_distances.py experiments/cifar10.toml --seed 0 --methods plain,plain-margin,maxent \
+    python experiments/class_distances.py experiments/cifar10.toml --seed 0 --methods plain,maxent \
         --device cuda --out class_distances.jsonl
     python experiments/class_distances.py forest --seed 100 --methods plain,plain-margin --out digits.jsonl
 
