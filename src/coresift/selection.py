@@ -114,8 +114,8 @@ def select(
         (K, M, C), means (K, M), or a pair (means, variances).
     features : (N, D), or a pair of these and (M, D) of the labelled points. The strategies 'k-center',
         'k-medoids', 'lcmd' and 'badge' measure distances between them; by default, between the model's own
-        features or the pool's rows. The default 'predictive-lcmd' and the 'acs-' strategies measure distances
-        between predictions instead.
+        features or the pool's rows. The default 'predictive-lcmd' measures distances between scaled
+        predictions instead, see `spaces.Predictive`, and the 'acs-' strategies between log-likelihoods.
     pending : indices of points already sent for labelling: they count as chosen.
     exclude : indices of points that cannot be labelled.
     resources : a memory limit, or a Ray cluster.

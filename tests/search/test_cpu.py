@@ -85,7 +85,7 @@ def test_a_point_that_was_taken_out_hides_nobody():
     order = cosines.argsort(descending=True)
     values = values[:, torch.cat([order[2:102], order[:2], order[102:]])]  # the best is at 100
     space = VectorSpace(values)
-    space.columns.block = space.sizes.block = 100
+    space.columns.block = space.norm_table.block = 100
     search = cosine_search(space, selectable(space))
     assert int(search.argmax(direction)) == 100
     search.close(torch.tensor(100))

@@ -18,7 +18,7 @@ from coresift.search.cuda import CudaDistances, CudaSearch, Layout
 from coresift.search.graphs import nothing_collected, recorded
 from coresift.spaces import VectorSpace
 
-# (J, N): N is no multiple of a block, J no multiple of the rows that are loaded at once.
+# (D, N): N is no multiple of a block, D no multiple of the rows that are loaded at once.
 SHAPES = [(1, 97), (3, 300), (10, 233), (50, 70)]
 # Small blocks, so that a program reads several of them.
 SMALL = Layout(block=64, rows=8, warps=4, programs=3)
@@ -27,7 +27,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 
 def draw(height, size, seed=0):
-    """Vectors (J, N) around a common mean, and a mask (N,) with a few closed points."""
+    """Vectors (D, N) around a common mean, and a mask (N,) with a few closed points."""
     generator = torch.Generator().manual_seed(seed)
     vectors = torch.randn(height, size, generator=generator) + 0.3
     is_open = torch.ones(size, dtype=torch.bool)

@@ -56,8 +56,8 @@ class VectorSearch(CosineSearch):
         # In memory, the scale of closed points is zero in a copy: nothing else is to be done about them in a
         # scan, where looking at the mask would take as long as a few rows of the vectors.
         self._scale: Tensor | None = None
-        if isinstance(space.sizes, InMemory):
-            self._scale = space.sizes.values[0] * self._open
+        if isinstance(space.norm_table, InMemory):
+            self._scale = space.norm_table.values[0] * self._open
         self._out = torch.empty(space.columns.block, dtype=space.columns.dtype, device=space.device)
 
     def close(self, index: Tensor) -> None:
@@ -69,7 +69,7 @@ class VectorSearch(CosineSearch):
     def reopen(self, index: Tensor) -> None:
         self._open[index] = True
         if self._scale is not None:
-            self._scale[index] = self.space.sizes.at(index)[0]
+            self._scale[index] = self.space.norm_table.at(index)[0]
 
     def argmax(self, element: Tensor, orthogonal_to: Tensor | None = None) -> Tensor:
         return torch.tensor(self.best(element, orthogonal_to)[1], device=self.space.device)
@@ -103,7 +103,7 @@ class VectorSearch(CosineSearch):
 
     def _cosines(self, direction: Tensor, masked: bool) -> Iterator[tuple[slice, Tensor]]:
         """Rounded cosines, block by block. Unless ``masked``, closed points have a cosine of zero."""
-        columns, sizes = self.space.columns, self.space.sizes
+        columns, norm_table = self.space.columns, self.space.norm_table
         wanted = (direction / self.space.unit).to(self._out)
         for part in columns.parts():
             out = self._out[: part.stop - part.start]
@@ -111,7 +111,7 @@ class VectorSearch(CosineSearch):
             if self._scale is not None and not masked:
                 yield part, out.mul_(self._scale[part])
             else:
-                inverse = sizes.part(part)[0]
+                inverse = norm_table.part(part)[0]
                 closed = ~(self._open[part] & (inverse > 0))
                 yield part, out.mul_(inverse).masked_fill_(closed, -torch.inf)
 
@@ -120,7 +120,7 @@ class VectorSearch(CosineSearch):
         wanted = (pair / self.space.unit).to(self._out)
         lowest, found = -torch.inf, list[tuple[Tensor, Tensor]]()
         for part in self.space.columns.parts():
-            inverse = self.space.sizes.part(part)[0]
+            inverse = self.space.norm_table.part(part)[0]
             cosines = (wanted @ self.space.columns.part(part)).mul_(inverse)
             scores = _cosines_orthogonal_to(cosines, max(self.space.resolution, _LEAST_SHARE))
             scores.masked_fill_(~(self._open[part] & (inverse > 0)), -torch.inf)

@@ -23,7 +23,7 @@ _LEAST = torch.finfo(torch.float32).tiny / _ROUNDING
 
 
 class PlainDistances(CentreDistances):
-    """Distances from the inner products of any space, all in float64 and in memory."""
+    """Distances in a space without stored vectors, from inner products: all in float64 and in memory."""
 
     def __init__(self, space: Space, open: Tensor, pending: Index, budget: int) -> None:
         self.space, self._open = space, open.to(space.norms.device)
@@ -68,13 +68,13 @@ class PlainDistances(CentreDistances):
 
 @dataclass(frozen=True)
 class _NewCentres:
-    """Some new centres, ready for a scan: |x - c|^2 = |x - m|^2 + offset + <x, direction>.
+    """What a scan needs of new centres c: |x - c|^2 = |x - m|^2 + offset + <x, direction>.
 
-    All are in units of ``unit**2``; see `VectorDistances`.
+    All are in units of ``unit**2``, and m is the mean of the pool or zero; see `VectorDistances`.
 
     Attributes
     ----------
-    direction : (k, J) -2 (c - m), in the vectors' precision.
+    direction : (k, D) -2 (c - m), in the vectors' precision.
     offset : (k,) |c - m|^2 + 2 <m, c - m>.
     first : the number of the first.
     error, largest_error : the bounds for rounded distances from these and from all centres before.
@@ -116,7 +116,7 @@ class VectorDistances(CentreDistances):
 
     Parameters
     ----------
-    elements : (k, J) further first centres, which need not be points of the pool.
+    elements : (k, D) further first centres, which need not be points of the pool.
 
     Attributes
     ----------
@@ -155,17 +155,17 @@ class VectorDistances(CentreDistances):
             self.add_elements(torch.zeros_like(self._mean)[None])
 
     def _measure(self) -> None:
-        """Choose what distances are measured from: |x - m|^2 for the mean, or |x|^2."""
+        """Choose m, the mean in a narrow cone and else zero; row 1 of `_from_mean` is |x - m|^2."""
         space = self.space
-        self._mean, self._squares = torch.zeros_like(space.total()), space.sizes
+        self._mean, self._from_mean = torch.zeros_like(space.total()), space.norm_table
         self._largest_square = (space.largest / self.unit) ** 2
         if float(space.total().norm()) <= limits.NARROW_CONE * space.norm_sum:
             return
         self._mean = space.total() / len(space)
-        self._squares = new_like(space.columns, 2, space.columns.dtype)
+        self._from_mean = new_like(space.columns, 2, space.columns.dtype)
         self._largest_square = 0.0
         for part in space.columns.parts():
-            vectors, squares = space.columns.part(part), self._squares.part(part)[1]
+            vectors, squares = space.columns.part(part), self._from_mean.part(part)[1]
             for here in self._tiles(vectors.shape[1], len(vectors)):
                 squares[here] = self._differences(vectors[:, here], self._mean[:, None]) / self.unit**2
             self._largest_square = max(self._largest_square, float(squares.max()))
@@ -175,7 +175,7 @@ class VectorDistances(CentreDistances):
             self.add_elements(self.space.vector(int(n))[None])
 
     def add_elements(self, elements: Tensor) -> None:
-        """Make elements (k, J) of the space centres."""
+        """Make elements (k, D) of the space centres."""
         moved = elements - self._mean
         squares = moved.square().sum(1) / self.unit**2
         # Rounding of the product; of the rest; and what counts as no distance.
@@ -191,7 +191,7 @@ class VectorDistances(CentreDistances):
             direction, offset.to(direction), first, float(errors.max()), self._largest_error()
         )
         for part in self.space.columns.parts():
-            arrays = self.space.columns.part(part), self._squares.part(part)[1]
+            arrays = self.space.columns.part(part), self._from_mean.part(part)[1]
             nearest, owner = self._nearest.part(part)[0], self._owner.part(part)[0]
             for here in self._tiles(len(nearest), len(elements)):
                 vectors, squares = (array[..., here] for array in arrays)
@@ -267,7 +267,7 @@ class VectorDistances(CentreDistances):
         self._counts += sign * torch.bincount(number, minlength=size).cpu()
 
     def _between(self, vectors: Tensor, number: Tensor | int) -> Tensor:
-        """(n,) float32 squared distances, computed in float64, of vectors (J, n) from centres: those of
+        """(n,) float32 squared distances, computed in float64, of vectors (D, n) from centres: those of
         ``number`` (n,), or one.
         """
         found = torch.empty(vectors.shape[1], dtype=torch.float32, device=vectors.device)
@@ -280,7 +280,7 @@ class VectorDistances(CentreDistances):
         return found
 
     def _differences(self, vectors: Tensor, centres: Tensor) -> Tensor:
-        """(c,) squared distances of vectors (J, c) from centres (J, c) or (J, 1), in float64."""
+        """(c,) squared distances of vectors (D, c) from centres (D, c) or (D, 1), in float64."""
         fine = self._fine[: vectors.numel()].view(vectors.shape).copy_(vectors)
         return fine.sub_(centres).square_().sum(0)
 

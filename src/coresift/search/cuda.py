@@ -2,7 +2,7 @@
 
 A step is a function of tensors that never asks the host. `repeat` records it as a CUDA graph of many steps,
 so that the host starts them with one call and reads what they found once. Cosines and distances are computed
-in float64 from float32 vectors (J, N). Vectors of another type, or without Triton, are left to the engine of
+in float64 from float32 vectors (D, N). Vectors of another type, or without Triton, are left to the engine of
 the CPU, which is plain torch.
 """
 
@@ -64,7 +64,7 @@ class Layout:
 
 
 class _Scan:
-    """The grid of a scan over vectors (J, N), and room for the largest value and its index per program."""
+    """The grid of a scan over vectors (D, N), and room for the largest value and its index per program."""
 
     def __init__(self, vectors: Tensor, layout: Layout) -> None:
         # Without a GPU, in tests, there are a few programs of several blocks each.
@@ -89,11 +89,11 @@ class _Scan:
     def shape(self, rows: int) -> dict[str, Any]:
         """The constants that kernels share which read blocks of vectors, ``rows`` at once."""
         rows = min(max(rows, 1), _power_of_two(self.num_rows))
-        return {"J": self.num_rows, "ROWS": rows, "BLOCK": self.layout.block}
+        return {"D": self.num_rows, "ROWS": rows, "BLOCK": self.layout.block}
 
     def largest(self, lowest: float, vector: Tensor | None = None) -> Tensor:
         """Reduce the values of all programs to the 0-dimensional index of the largest, or -1 if none is above
-        ``lowest``; ``vector`` (J,) receives the point's vector.
+        ``lowest``; ``vector`` (D,) receives the point's vector.
         """
         index = self.points.new_empty(())
         self.launch(
@@ -104,7 +104,7 @@ class _Scan:
             self.vectors,
             self.values if vector is None else vector,
             self.size,
-            J=0 if vector is None else self.num_rows,
+            D=0 if vector is None else self.num_rows,
             TILE=min(_power_of_two(self.num_rows), limits.CUDA_TILE),
             PARTIALS=self.partials,
             LOWEST=lowest,
@@ -281,7 +281,7 @@ class CudaDistances(CentreDistances):
         self._step: Callable[[Any], Tensor] | None = None
 
     def _first_centres(self, pending: Index) -> Tensor:
-        """(k, J) float64 labelled and pending points, or the origin where there are none."""
+        """(k, D) float64 labelled and pending points, or the origin where there are none."""
         vectors = self._scan.vectors
         given = [elements.to(vectors.device) for elements, _ in self.space.anchors()]
         given.append(vectors[:, torch.as_tensor(pending, device=vectors.device)].double().mT)
@@ -362,7 +362,7 @@ class CudaDistances(CentreDistances):
             self._centre,
             self._state,
             scan.size,
-            J=scan.num_rows,
+            D=scan.num_rows,
             TILE=min(_power_of_two(scan.num_rows), limits.CUDA_TILE),
             SAME=SAME,
             single=True,

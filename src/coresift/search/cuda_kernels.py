@@ -1,9 +1,9 @@
 """Triton kernels of the CUDA engine: `coresift.search.cuda` launches them.
 
-Vectors lie as (J, N) float32, column n is L_n. Program p of a scan reads the blocks p, p + P, p + 2P, ... of
+Vectors lie as (D, N) float32, column n is L_n. Program p of a scan reads the blocks p, p + P, p + 2P, ... of
 the points. Each thread keeps the best of its own points, with the number of the block, and compares it with
 those of other threads only at the end. Ties go to the lowest index. Offsets into the vectors are 64-bit,
-since J N may exceed 2^31.
+since D N may exceed 2^31.
 
 A step that finds no point passes the index -1 on, and the kernels after it change nothing.
 """
@@ -40,7 +40,7 @@ def _score(
     points: typing.Any,
     size: typing.Any,
     blocks: typing.Any,
-    J: constexpr,
+    D: constexpr,
     ROWS: constexpr,
     BLOCK: constexpr,
     ORTHOGONAL: constexpr,
@@ -64,16 +64,16 @@ def _score(
         along = tl.zeros((BLOCK,), tl.float64)
         square = tl.zeros((BLOCK,), tl.float64)
         shared = tl.zeros((BLOCK,), tl.float64)
-        for first in range(0, J, ROWS):
+        for first in range(0, D, ROWS):
             at = first + rows
-            mask = (at < J)[:, None] & inside[None, :]
+            mask = (at < D)[:, None] & inside[None, :]
             columns = tl.load(vectors + at[:, None] * stride + point[None, :], mask=mask, other=0.0)
             columns = columns.to(tl.float64)
-            weight = tl.load(element + at, mask=at < J, other=0.0)
+            weight = tl.load(element + at, mask=at < D, other=0.0)
             along += tl.sum(weight[:, None] * columns, axis=0)
             square += tl.sum(columns * columns, axis=0)
             if ORTHOGONAL:
-                weight = tl.load(orthogonal_to + at, mask=at < J, other=0.0)
+                weight = tl.load(orthogonal_to + at, mask=at < D, other=0.0)
                 shared += tl.sum(weight[:, None] * columns, axis=0)
         if ORTHOGONAL:
             square = tl.maximum(square - shared * shared, 1e-12 * square)
@@ -96,7 +96,7 @@ def _largest(
     vectors: typing.Any,
     vector: typing.Any,
     size: typing.Any,
-    J: constexpr,
+    D: constexpr,
     TILE: constexpr,
     PARTIALS: constexpr,
     LOWEST: constexpr,
@@ -104,7 +104,7 @@ def _largest(
 ) -> None:
     """Reduce the partial maxima to one index, or -1 if none is above LOWEST; one program.
 
-    With J above zero, also copy the vector of that point, in float64.
+    With D above zero, also copy the vector of that point, in float64.
     """
     partial = tl.arange(0, PARTIALS)
     value = tl.load(values + partial)
@@ -113,11 +113,11 @@ def _largest(
     n = tl.min(tl.where(tied, tl.load(points + partial), 2**62), axis=0)
     n = tl.where(largest > LOWEST, n, -1)
     tl.store(index, n)
-    for first in range(0, J, TILE):
+    for first in range(0, D, TILE):
         row = first + tl.arange(0, TILE)
         offset = row.to(tl.int64) * size + tl.maximum(n, 0)
-        column = tl.load(vectors + offset, mask=row < J, other=0.0)
-        tl.store(vector + row, column.to(tl.float64), mask=row < J)
+        column = tl.load(vectors + offset, mask=row < D, other=0.0)
+        tl.store(vector + row, column.to(tl.float64), mask=row < D)
 
 
 def _largest_cluster(
@@ -184,29 +184,29 @@ def _prepare_centre(
     centre: typing.Any,
     state: typing.Any,
     size: typing.Any,
-    J: constexpr,
+    D: constexpr,
     TILE: constexpr,
     SAME: constexpr,
 ) -> None:
     """Copy the vector of a point for `_add_centre`, and count it as a centre; one program.
 
     ``state`` holds the number of centres, and the cluster in which the new one lies, or -1 if there is none.
-    ``centre`` holds the J numbers and the squared distance up to which points count as the same.
+    ``centre`` holds the D numbers and the squared distance up to which points count as the same.
     """
     n = tl.load(index)
     count = tl.load(state)
     found = n >= 0
     cluster = tl.load(owner + n, mask=found, other=-1)
     square = tl.zeros((TILE,), tl.float64)
-    for first in range(0, J, TILE):
+    for first in range(0, D, TILE):
         row = first + tl.arange(0, TILE)
         offset = row.to(tl.int64) * size + n
-        column = tl.load(vectors + offset, mask=(row < J) & found, other=0.0).to(tl.float64)
-        tl.store(centre + row, column, mask=row < J)
+        column = tl.load(vectors + offset, mask=(row < D) & found, other=0.0).to(tl.float64)
+        tl.store(centre + row, column, mask=row < D)
         square += column * column
     least = 2 * SAME * tl.sum(square, axis=0)  # of the new centre and of a point near it
     tl.debug_barrier()  # all threads have read the state before one of them changes it
-    tl.store(centre + J, least)
+    tl.store(centre + D, least)
     tl.store(state, tl.where(found, count + 1, count))
     tl.store(state + 1, cluster.to(tl.int64))
 
@@ -222,7 +222,7 @@ def _add_centre(
     size: typing.Any,
     blocks: typing.Any,
     capacity: typing.Any,
-    J: constexpr,
+    D: constexpr,
     ROWS: constexpr,
     BLOCK: constexpr,
     COPIES: constexpr,
@@ -239,7 +239,7 @@ def _add_centre(
     lanes = tl.arange(0, BLOCK)
     number = tl.load(state) - 1
     cluster = tl.load(state + 1)
-    least = tl.load(centre + J)
+    least = tl.load(centre + D)
     unit = tl.load(units)
     per_unit = tl.load(units + 1)
     sums = table + (program % COPIES) * capacity
@@ -250,10 +250,10 @@ def _add_centre(
         inside = point < size
         before = tl.load(nearest + point, mask=inside, other=0.0)
         distance = tl.zeros((BLOCK,), tl.float64)
-        for first in range(0, J, ROWS):
+        for first in range(0, D, ROWS):
             at = first + rows
-            middle = tl.load(centre + at, mask=at < J, other=0.0)
-            mask = (at < J)[:, None] & inside[None, :]
+            middle = tl.load(centre + at, mask=at < D, other=0.0)
+            mask = (at < D)[:, None] & inside[None, :]
             columns = tl.load(vectors + at[:, None] * stride + point[None, :], mask=mask, other=0.0)
             apart = columns.to(tl.float64) - middle[:, None]
             distance += tl.sum(apart * apart, axis=0)

@@ -1,7 +1,7 @@
 """A pool in shards: each lies with an actor of a Ray cluster, as vectors that never leave it.
 
 The driver runs the selectors as they are, on a space that asks the shards. What travels in a step is a
-direction or a centre of J numbers to each shard, and from each its best point or its clusters' sums.
+direction or a centre of D numbers to each shard, and from each its best point or its clusters' sums.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class RaySpace(ColumnSpace):
         return self._total
 
     def remember(self, n: int, column: npt.NDArray[Any]) -> None:
-        """Keep a vector (J, 1) that came along with an answer: it will be asked for."""
+        """Keep a vector (D, 1) that came along with an answer: it will be asked for."""
         self._kept[n] = column[:, 0].astype(np.float64)
 
     def best(self, answers: list[Found], tied: float = 0.0) -> Tensor:

@@ -29,7 +29,7 @@ from coresift.spaces.vectors import VectorSpace
 from coresift.types import Floats, Index
 
 Bits: TypeAlias = npt.NDArray[np.uint8]
-# A value, the index of its point in the shard, or -1, and (J, 1) the point's vector.
+# A value, the index of its point in the shard, or -1, and (D, 1) the point's vector.
 Found: TypeAlias = tuple[float, int, npt.NDArray[Any]]
 
 
@@ -49,7 +49,7 @@ class Summary:
 
     Attributes
     ----------
-    total : (J,) the sum of its vectors.
+    total : (D,) the sum of its vectors.
     selectable : (n,) bool, eight to a byte.
     blocks : how many columns each of its blocks has.
     scale : the unit of its vectors.
@@ -139,7 +139,7 @@ class Shard:
         return used.ru_utime + used.ru_stime, used.ru_maxrss / 1e6
 
     def columns(self, index: Index) -> npt.NDArray[Any]:
-        """(J, k) the vectors of some points, as they are stored."""
+        """(D, k) the vectors of some points, as they are stored."""
         found: npt.NDArray[Any] = self.space.columns.at(as_tensor(index)).cpu().numpy()
         return found
 
@@ -167,11 +167,11 @@ class Shard:
         return cosine, n, self._found(n)
 
     def _found(self, n: int) -> npt.NDArray[Any]:
-        """(J, 1) the vector of a point, or (J, 0) for -1."""
+        """(D, 1) the vector of a point, or (D, 0) for -1."""
         return self.columns(np.array([n][: n >= 0], np.int64))
 
     def start_distances(self, open: Bits, centres: Floats, pending: int) -> Floats:
-        """Distances to centres (k, J), ``pending`` of them there from the start; the sums of all clusters."""
+        """Distances to centres (k, D), ``pending`` of them there from the start; the sums of all clusters."""
         mask, nothing, elements = as_mask(open, len(self.space)), np.empty(0, np.int64), as_tensor(centres)
         self._distances = VectorDistances(self.space, mask, nothing, 0, elements[:pending])
         for element in elements[pending:]:
@@ -179,7 +179,7 @@ class Shard:
         return self._distances.sums.numpy()
 
     def add(self, centre: Floats, weigh: bool) -> tuple[Floats, float | None]:
-        """Add a centre (J,); the sums of all clusters, and the `weight`."""
+        """Add a centre (D,); the sums of all clusters, and the `weight`."""
         self._distances.add_elements(as_tensor(centre)[None])
         return self._distances.sums.numpy(), self.weight() if weigh else None
 

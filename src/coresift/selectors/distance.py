@@ -1,4 +1,8 @@
-"""Selectors that keep distances to the nearest centre: one scan per step, two numbers per point."""
+"""Selectors that keep distances to the nearest centre: one scan per step, two numbers per point.
+
+The distances of the default strategy are defined in `spaces.predictive`. They are computed by
+`search.cpu_distances` or, on a GPU, by `search.cuda_kernels`.
+"""
 
 from __future__ import annotations
 

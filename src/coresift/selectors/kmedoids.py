@@ -141,7 +141,7 @@ class Turns:
 
     Parameters
     ----------
-    points : (n, J), all distinct.
+    points : (n, D), all distinct.
     weights : (n,) how many points each stands for.
     held : how many of the points, the first ones, are medoids that never move.
     allowed : how many of the points, the first ones with those, may be medoids.
@@ -200,7 +200,7 @@ class Turns:
     def _nearest(
         self, points: Tensor, medoids: Tensor, besides: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(m,) the excess of points (m, J) to the nearest of medoids (c,), and which of these that is; one of
+        """(m,) the excess of points (m, D) to the nearest of medoids (c,), and which of these that is; one of
         them for each point, ``besides`` (m,), may be left out.
         """
         places, half = self.points[medoids].mT, self._squares[medoids] / 2
@@ -268,7 +268,7 @@ class Turns:
         """Move the medoids of c clusters, of members (c, m) where these are ``inside``."""
         present = self.medoids[numbers, None]  # (c, 1)
         # Seen from the medoid: rounding is then small compared with the cluster, wherever that lies.
-        local = self.points[members] - self.points[present]  # (c, m, J)
+        local = self.points[members] - self.points[present]  # (c, m, D)
         weights, able = self.weights[members] * inside, inside & (members < self.allowed)
         middles = torch.arange(members.shape[1], device=members.device).expand_as(members)
         if members.shape[1] > limits.MOST_MIDDLES:
@@ -337,7 +337,7 @@ def _at_hand(space: Space) -> bool:
 
 
 def _vectors(space: ColumnSpace, index: Tensor) -> tuple[Tensor, float]:
-    """(n, J) vectors of the points ``index``, where they are and in their own precision, and their unit."""
+    """(n, D) vectors of the points ``index``, where they are and in their own precision, and their unit."""
     if isinstance(space, VectorSpace):
         return (space.columns.at(index) / space.unit).mT.contiguous(), space.unit
     return space.columns_at(index).mT.contiguous(), 1.0
@@ -350,7 +350,7 @@ def _sample(index: Tensor, num: int, generator: torch.Generator) -> tuple[Tensor
 
 
 def _distinct(points: Tensor) -> tuple[Tensor, Tensor]:
-    """(d,) the first of each group of identical points (n, J), ascending, and (n,) each point's group.
+    """(d,) the first of each group of identical points (n, D), ascending, and (n,) each point's group.
 
     >>> _distinct(torch.tensor([[5.0], [2.0], [5.0]]))
     (tensor([0, 1]), tensor([0, 1, 0]))

@@ -17,7 +17,7 @@ from coresift.types import Floats
 
 @dataclass(frozen=True)
 class GreedyLogDet(Selector[Space]):
-    """Greedily maximises log det(I + K) of the chosen points' inner products K.
+    """Greedily maximises log det(I + G) of the chosen points' inner products, the Gram matrix G.
 
     On the predictive covariance in units of the noise that is the information gained about the parameters,
     and the greedy batch is within 1 - 1/e of the best. Each step takes the point of the largest variance
@@ -59,10 +59,10 @@ class _Conditioned:
 
     def __init__(self, space: Space, capacity: int) -> None:
         self.space, self.variance = space, space.norms**2
-        # u_t, with K given the first t points = K - sum_t u_t u_t^T
+        # u_t, with G given the first t points = G - sum_t u_t u_t^T
         self._directions = space.total().new_zeros(capacity, *space.total().shape)
         self._count = 0
-        # The I of I + K, in the units of the space; 0 or infinite where K is so large or so small.
+        # The I of I + G, in the units of the space; 0 or infinite where G is so large or so small.
         self._noise = float(torch.tensor(space.scale, dtype=torch.float64) ** -2)
 
     def add(self, n: int) -> None:

@@ -137,7 +137,7 @@ class SparseApproximation(Selector[Space]):
     ``budget`` steps are made as published; they come back to points already chosen, so they find fewer than
     ``budget`` points. With ``fill`` the batch is then made full: the steps go on among points not yet chosen.
     Whenever the target is reached, or no new point comes closer, the chosen points stand for themselves and
-    the sum of all the others is the next target. So in J dimensions, where about J points reproduce L, each
+    the sum of all the others is the next target. So in D dimensions, where about D points reproduce L, each
     further layer of points is again a summary of what is left, and not a blind choice.
 
     ``fill=False`` returns what the ``budget`` steps found, with the weights they ended with.

@@ -107,10 +107,10 @@ def default_num_samples(budget: int) -> int:
 class Space(ABC):
     """The pool's points as vectors L_1..L_N of a Hilbert space.
 
-    The distance between points n and m is ||L_n - L_m||.
+    The distance between points n and i is ||L_n - L_i||.
 
     An *element* is a vector of the Hilbert space, such as L(w) = sum_n w_n L_n. A float64 tensor represents
-    it: its J numbers where vectors are stored, the weights w and the N inner products with the pool where
+    it: its D numbers where vectors are stored, the weights w and the N inner products with the pool where
     there are closed forms. To add or scale elements is to add or scale these tensors. Selectors need not know
     which they are, so each algorithm is written once. All tensors are on the same device.
 
@@ -214,7 +214,7 @@ class KernelSpace(Space):
 
     @abstractmethod
     def column(self, n: int) -> Tensor:
-        """(N,) the inner products <L_n, L_m> for all m."""
+        """(N,) the inner products <L_n, L_i> for all i."""
 
     @abstractmethod
     def row_sums(self) -> Tensor:

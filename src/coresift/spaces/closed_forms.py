@@ -1,16 +1,16 @@
 """Closed-form spaces of Bayesian linear and probit regression.
 
-Linear regression: with s_nm = x_n^T S x_m, known noise s0^2,
+Linear regression: with s_ni = x_n^T S x_i, known noise s0^2,
 
-    Fisher      (x_n^T x_m) s_nm / s0^4
-    centred     s_nm^2 / (2 s0^4)
-    Euclidean   a_n a_m + centred,      a_n = E[L_n] = 1/2 log(1 + s_nn/s0^2) - s_nn/s0^2
+    Fisher      (x_n^T x_i) s_ni / s0^4
+    centred     s_ni^2 / (2 s0^4)
+    Euclidean   a_n a_i + centred,      a_n = E[L_n] = 1/2 log(1 + s_nn/s0^2) - s_nn/s0^2
 
-and unknown noise, theta | s2 ~ N(mu, s2 V), s2 ~ IG(a, b), s_nm = x_n^T V x_m, predictive variance V_n:
+and unknown noise, theta | s2 ~ N(mu, s2 V), s2 ~ IG(a, b), s_ni = x_n^T V x_i, predictive variance V_n:
 
-    Fisher      (a/b) (x_n^T x_m) s_nm                                                        (in theta)
-    centred     s_nm^2 / 2 + 1/4 [trigamma(a) - (V_n + V_m)/b + V_n V_m a/b^2]
-    Euclidean   m_n m_m + centred,      m_n = E[L_n]
+    Fisher      (a/b) (x_n^T x_i) s_ni                                                        (in theta)
+    centred     s_ni^2 / 2 + 1/4 [trigamma(a) - (V_n + V_i)/b + V_n V_i a/b^2]
+    Euclidean   m_n m_i + centred,      m_n = E[L_n]
 
 All are sums of products of linear kernels, and need no N x N matrix. The Euclidean forms are not in the
 paper: they are the limit of its Algorithm 2 for infinitely many samples.

@@ -1,4 +1,4 @@
-"""The predictive space, which the default strategy chooses from: inner products are covariances."""
+"""The predictive space of the default strategy: inner products are covariances of scaled predictions."""
 
 from __future__ import annotations
 
@@ -27,26 +27,30 @@ Scaling: TypeAlias = Literal["information", "margin"]
 
 @dataclass(frozen=True)
 class Predictive:
-    """Builds the predictive space of a problem: vectors whose inner products are covariances of predictions.
+    """Builds the predictive space of a problem: inner products are covariances of scaled predictions.
 
-    Linear regression has a closed form: the inner product is x_n^T S x_m / s0^2, for the posterior covariance
-    S and the noise variance s0^2. With K the matrix of inner products of some points, log det(I + K) is twice
-    the information that their labels would give about theta.
+    Linear regression has a closed form: the inner product is x_n^T S x_i / s0^2, for the posterior covariance
+    S and the noise variance s0^2. With G the Gram matrix (inner products) of some points, log det(I + G) is
+    twice the information that their labels would give about theta.
 
     Other models, and linear regression with ``exact=False``, draw J samples. For regression, the inner
     product is the covariance over samples of the mean of y, after division by the standard deviation of the
     noise.
 
     For classes, p_jnc is the probability of class c at point n by sample j, and m_nc its mean over samples.
-    The squared distance between points n and m is
+    The squared distance between points n and i is
 
-        d^2(n, m) = (1/J) sum_j sum_c [s_nc (p_jnc - m_nc) - s_mc (p_jmc - m_mc)]^2
+        d^2(n, i) = (1/J) sum_j sum_c [s_nc (p_jnc - m_nc) - s_ic (p_jic - m_ic)]^2
+
+    It is ||L_n - L_i||^2 for the vectors L_n of J C numbers that are built below. Each p that is passed to
+    `select`, or comes from an ensemble or a dropout model, has a lower bound (`posteriors.samples.FLOOR`).
+    Distances from points to centres are computed by `search.cpu_distances` and `search.cuda_kernels`.
 
     The factor s_nc depends on ``scaling``. With "information" it is 1 / sqrt(m_nc); where there are only two
     classes, the sum is over one of them, with 1 / sqrt(m_nc (1 - m_nc)). With "margin", which the default
-    strategy uses, all classes have the same factor:
+    strategy uses, all classes c of a point have the same factor:
 
-        s_n = max(1 - (m_n(1) - m_n(2)), 1e-6) / max(sqrt(sum_c m_nc (1 - m_nc)), 1e-6)
+        s_nc = max(1 - (m_n(1) - m_n(2)), 1e-6) / max(sqrt(sum_c m_nc (1 - m_nc)), 1e-6)
 
     where m_n(1) and m_n(2) are the two largest of m_n1..m_nC.
 
@@ -56,9 +60,8 @@ class Predictive:
         random signs project them to this many; ``None`` keeps all. A projected inner product has an error of
         about 1 / sqrt(num_dimensions) of the product of both norms. Equal vectors stay equal.
     scaling : how vectors for classes are scaled. "information" measures what labels say about the model.
-        "margin" gives a large norm to points where the two likeliest classes are close. The numerator of s_n
-        is the margin uncertainty. The denominator is the largest norm that deviations from the mean m_n can
-        have: they have it if each sample is sure of one class.
+        "margin" gives a large norm to points where the two likeliest classes are close: the norm is at most
+        the margin uncertainty, the numerator of s_nc, and equal to it if each sample is sure of one class.
     """
 
     num_dimensions: int | None = 512
@@ -82,7 +85,7 @@ class Predictive:
         else:
             first = first_prediction(posterior, problem.pool, theta)
             space = mapped_space(problem, rows_at_a_time(first, MAPPED_ROWS), sampled)
-        space.additive = False
+        space.additive = False  # log-likelihoods of points add up, predictions do not
         return space
 
 

@@ -1,4 +1,4 @@
-"""Stored vectors: one column of J numbers for each point of the pool, in memory or on disk."""
+"""Stored vectors: one column of D numbers for each point of the pool, in memory or on disk."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def map_pool(
 ) -> Columns:
     """Read a pool and keep a vector for each point: in memory, or on disk if they do not fit there.
 
-    ``vectors`` maps a block of n points, which says where they begin in the whole pool, to (J, n). These are
+    ``vectors`` maps a block of n points, which says where they begin in the whole pool, to (D, n). These are
     kept as ``dtype``; ``memory`` is how many bytes the process may hold.
     """
     columns: Columns | None = None
@@ -245,11 +245,11 @@ def divide(table: Tensor, exponent: int) -> Tensor:
 
 
 class ColumnSpace(Space):
-    """A space whose elements are J numbers, wherever the pool's vectors are; column n is L_n."""
+    """A space whose elements are D numbers, wherever the pool's vectors are; column n is L_n."""
 
     @abstractmethod
     def columns_at(self, index: Tensor) -> Tensor:
-        """(J, k) float64, the vectors of the points ``index``."""
+        """(D, k) float64, the vectors of the points ``index``."""
 
     def vector(self, n: int) -> Tensor:
         return self.columns_at(torch.tensor([n]))[:, 0]
@@ -279,12 +279,13 @@ class VectorSpace(ColumnSpace):
     Very large or very small vectors are multiplied by a power of two, which rounds nothing, so that the batch
     is the same at any scale; ``scale`` is one over that power.
 
-    ``vectors`` (J, N) are a tensor, or columns in memory or on disk; columns are rescaled in place, a tensor
-    is copied for that. ``labelled`` points (J, M) are the first centres of distance selectors.
+    ``vectors`` (D, N) are a tensor, or columns in memory or on disk; columns are rescaled in place, a tensor
+    is copied for that. ``labelled`` points (D, M) are the first centres of distance selectors.
 
     Attributes
     ----------
-    sizes : (2, N) one over each norm (zero for a norm of zero), and the squared norm, in units of ``unit``.
+    norm_table : (2, N) for each point one over its norm (zero for a norm of zero), and its squared norm; the
+        norms are in units of ``unit``.
     unit : a power of two of about the largest norm: squares of large numbers do not fit into float32.
     largest : the largest norm.
 
@@ -296,15 +297,15 @@ class VectorSpace(ColumnSpace):
     def __init__(self, vectors: Tensor | Columns, labelled: Tensor | None = None) -> None:
         shape = tuple(vectors.shape)
         if len(shape) != 2 or shape[1] == 0:
-            raise InputError(f"vectors have shape {shape}, expected (J, N) with N above zero")
+            raise InputError(f"vectors have shape {shape}, expected (D, N) with N above zero")
         if labelled is not None:
             check_shape(labelled, (shape[0], None), "an array of labelled vectors")
         self.columns = InMemory(vectors) if isinstance(vectors, Tensor) else vectors
         self._borrowed = isinstance(vectors, Tensor)
         self.labelled = labelled if labelled is not None and labelled.shape[1] else None
         self.device = self.columns.device
-        self.sizes = new_like(self.columns, 2, self.columns.dtype)
-        # A sum of J products, each rounded, and its two factors.
+        self.norm_table = new_like(self.columns, 2, self.columns.dtype)
+        # A sum of D products, each rounded, and its two factors.
         self.resolution = (shape[0] + 4) * torch.finfo(self.columns.dtype).eps
         self._measure()
         if not 2.0**-MODERATE <= self.largest <= 2.0**MODERATE:
@@ -330,13 +331,13 @@ class VectorSpace(ColumnSpace):
         self._measure(largest)
 
     def _measure(self, largest: float = 0.0) -> None:
-        """Find the sizes of all vectors, their sum, and the largest norm."""
+        """Fill the table of norms; find the sum of the vectors, and the largest norm."""
         total = torch.zeros(self.columns.shape[0], dtype=torch.float64, device=self.device)
         working_set = limits.SPACE_WORKING_SET_ON_GPU if total.is_cuda else limits.SPACE_WORKING_SET
         width = max(working_set // len(total), 1)
         self.largest, self.norm_sum = largest, 0.0
         for part in self.columns.parts():
-            vectors, sizes = self.columns.part(part), self.sizes.part(part)
+            vectors, sizes = self.columns.part(part), self.norm_table.part(part)
             for start in range(0, vectors.shape[1], width):
                 block = vectors[:, start : start + width].double()
                 check_finite(block.mT, part.start + start, "space")
@@ -350,7 +351,7 @@ class VectorSpace(ColumnSpace):
         if 0 < self.largest < math.inf:
             self.unit = 2.0 ** math.ceil(math.log2(self.largest))
         for part in self.columns.parts():
-            sizes = self.sizes.part(part)
+            sizes = self.norm_table.part(part)
             sizes[1] /= self.unit
             sizes[0] = torch.where(sizes[1] > 0, 1 / sizes[1], 0.0).clamp_(max=torch.finfo(sizes.dtype).max)
             sizes[1] *= sizes[1].clone()
@@ -361,7 +362,7 @@ class VectorSpace(ColumnSpace):
 
     @property
     def vectors(self) -> Tensor:
-        """(J, N) all of them; raises where they are on disk."""
+        """(D, N) all of them; raises where they are on disk."""
         if not isinstance(self.columns, InMemory):
             raise InputError(
                 "this strategy needs all vectors in memory; leave out the memory limit, or try 'acs-fw' or "
@@ -433,6 +434,6 @@ def _(space: VectorSpace) -> float:
 @selectable.register
 def _(space: VectorSpace) -> Tensor:
     found = torch.empty(len(space), dtype=torch.bool, device=space.device)
-    for part in space.sizes.parts():
-        found[part] = space.sizes.part(part)[0] > 0
+    for part in space.norm_table.parts():
+        found[part] = space.norm_table.part(part)[0] > 0
     return found
