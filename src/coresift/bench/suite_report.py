@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,19 +129,16 @@ def _table(summary: Summary) -> Table:
     """One row a method: gain, savings, harm, seconds."""
     others = [name for name in summary.methods if name != RANDOM]
     p_values = across.differs({name: summary.gaps(name) for name in others})
-    counts = {reference: summary.counts(reference) for reference in REFERENCES}
     gain = "gain, points" if summary.classes else "RMSE / random's"
     columns = {
-        gain: {name: f"{summary.gain(name):{_spec(summary)}}" for name in others},
-        "labels": {name: f"{summary.labels_ratio(name):.2f}" for name in others},
-        "p": {name: f"{p_value:.2g}" for name, p_value in p_values.items()},
-        **{f"against {reference}": _counted(counts[reference]) for reference in REFERENCES},
-        "harm": {name: f"{across.harm(summary.areas, name):.0%}" for name in others},
-        "rank": {name: f"{rank:.1f}" for name, rank in summary.ranks.items()},
-        "seconds": {name: f"{seconds:.2g}" for name, seconds in summary.seconds.items()},
-        "of the oracle's gain": {
-            name: f"{share:.0%}" for name in others if (share := summary.attained(name)) is not None
-        },
+        gain: _column(others, summary.gain, _spec(summary)),
+        "labels": _column(others, summary.labels_ratio, ".2f"),
+        "p": _column(others, p_values.get, ".2g"),
+        **{f"against {reference}": _counted(summary.counts(reference)) for reference in REFERENCES},
+        "harm": _column(others, partial(across.harm, summary.areas), ".0%"),
+        "rank": _column(summary.methods, summary.ranks.get, ".1f"),
+        "seconds": _column(summary.methods, summary.seconds.get, ".2g"),
+        "of the oracle's gain": _column(others, summary.attained, ".0%"),
     }
     filled = {column: cells for column, cells in columns.items() if cells}
     return Table(
@@ -149,6 +147,11 @@ def _table(summary: Summary) -> Table:
         "Methods by mean rank. Against: data sets on which a method is better : equal : worse. Seconds: the "
         "median to choose a batch.",
     )
+
+
+def _column(methods: Iterable[str], value: Callable[[str], Any], spec: str) -> dict[str, str]:
+    """Format the value of each method that has one."""
+    return {name: format(found, spec) for name in methods if (found := value(name)) is not None}
 
 
 def _spec(summary: Summary) -> str:

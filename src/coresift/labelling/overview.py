@@ -50,7 +50,8 @@ def overview(project: Project) -> ProjectReport:
         classes=project.class_counts(),
         values=values.tolist() if is_regression else (),
         map=_map(project, [one.position for one in labels]),
-        map_about="Places by t-SNE of the features: neighbours are alike; larger distances say little.",
+        map_about="Positions by t-SNE of the features: items close to each other are similar; "
+        "large distances mean little.",
         settings={
             "pool": project.settings.reading.path,
             "features": project.settings.features,
