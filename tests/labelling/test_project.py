@@ -1256,6 +1256,27 @@ def test_repair_works_with_damaged_settings_and_times(project, tmp_path, setting
     assert [name for name, row in found.items() if not row["at"]] == ["item-3"]
 
 
+def test_a_damaged_schema_is_told_in_one_line(project, tmp_path):
+    """SQLite quotes it, with its line ends."""
+    folder, _ = project
+    path = folder / "ledger.sqlite"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"seed INTEGER NOT NULL", b"`eed\x1bINTEGER NOT NULL", 1))
+    for words in (["status", folder], ["select", folder, "--batch-size", 2]):
+        text = run(*words, code=2)
+        assert "malformed database schema (rounds)" in text
+        assert text.count("\n") == 1 and text.strip().isprintable()
+    assert say("repair", folder, tmp_path / "saved")["labels"] == 20
+
+
+def test_the_settings_are_saved_of_a_ledger_that_is_cut_short(project, tmp_path):
+    """Where some tables are beyond the end of the file."""
+    folder, _ = project
+    os.truncate(folder / "ledger.sqlite", 4 * 4096)
+    made = say("repair", folder, tmp_path / "saved")
+    assert made["rows"]["facts"] >= 4 and "--target kind" in made["command"]
+
+
 def test_repair_works_with_a_schema_that_is_no_text(project, tmp_path):
     folder, _ = project
     path = folder / "ledger.sqlite"

@@ -128,7 +128,7 @@ class Database:
             rows = self._connection.execute(f"PRAGMA {check}").fetchmany(1)
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             return str(error)
-        return None if rows in ([], [("ok",)]) else ", ".join(map(str, rows[0])).replace("\n", " ")
+        return None if rows in ([], [("ok",)]) else ", ".join(map(str, rows[0]))
 
     def _show_new_columns(self) -> None:
         """Read an older ledger as if it had the new columns, without writing to it."""
@@ -191,8 +191,8 @@ def creating(path: Path) -> Iterator[sqlite3.Connection]:
 def damaged(path: Path, problem: str) -> InputError:
     """Give the error to raise for a damaged ledger."""
     return InputError(
-        f"{path} is damaged ({problem}) and is not written to; put a copy of it back, or save what can be "
-        f"read with: coresift repair {shlex.quote(str(path.parent))} OUT"
+        f"{path} is damaged ({_on_one_line(problem)}) and is not written to; put a copy of it back, or save "
+        f"what can be read with: coresift repair {shlex.quote(str(path.parent))} OUT"
     )
 
 
@@ -210,10 +210,15 @@ def _explained(path: Path, doing: str) -> Iterator[None]:
         if code & 0xFF == sqlite3.SQLITE_CORRUPT:
             raise damaged(path, str(error)) from None
         if isinstance(error, sqlite3.OperationalError):  # such as of a file that may only be read
-            raise InputError(f"cannot {doing} {path}: {error}") from None
+            raise InputError(f"cannot {doing} {path}: {_on_one_line(str(error))}") from None
         raise
     except UnicodeDecodeError as error:  # of a message of SQLite's that quotes a damaged schema
         raise damaged(path, str(error)) from None
+
+
+def _on_one_line(text: str) -> str:
+    """Make a message of SQLite fit to be shown: it may quote a damaged schema, with whatever is in it."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def _disk_full(doing: str, path: Path) -> DiskFullError:

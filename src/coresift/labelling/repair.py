@@ -87,7 +87,7 @@ def _read_copy(folder: Path) -> dict[str, list[dict[str, Any]]]:
         tables = _read_tables(copy)
         if not any(tables.values()):
             _replace_first_page(copy)
-            tables = _read_tables(copy)
+            tables = _read_tables(copy, "writable_schema = ON")  # some tables may begin beyond the file
     return tables
 
 
@@ -100,11 +100,13 @@ def _blocks(path: Path) -> Iterator[bytes]:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def _read_tables(path: Path) -> dict[str, list[dict[str, Any]]]:
+def _read_tables(path: Path, *settings: str) -> dict[str, list[dict[str, Any]]]:
     """Read all rows that can be read, by table and in the order of their keys."""
     # Keys count up and a row takes more than a byte, so that a key beyond this is damaged.
     bound = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for setting in settings:
+            connection.execute(f"PRAGMA {setting}")
         connection.row_factory = sqlite3.Row
         connection.text_factory = lambda text: text.decode(errors="replace")
         tables = {
