@@ -184,6 +184,7 @@ THUMBNAIL, THUMBNAILS = 128, 1_500_000  # longest side in pixels; bytes of all t
 # --- bench and cli
 MAP_DRAWS = 50  # random batches that the batches of a map are compared with
 SMALL_TABLE = 50_000  # rows below which replays choose on the CPU, also where models are trained on a GPU
+NAME_BYTES = 200  # bytes of a data set's or method's name, which becomes part of a file's; systems take 255
 SHOWN_IDS = 100  # ids of a batch that are printed
 SHOWN_CLASSES = 10  # classes that are named in a message
 SHOWN_CORRECTIONS = 5  # corrections that are named in a message

@@ -423,6 +423,7 @@ def test_a_turn_that_was_written_twice_is_noticed(copied: Path) -> None:
         ("[method]\nmine = 'maxent'", r"method\.mine is 'maxent', expected a table"),
         ("[model]\ndevice = 'cuda'", "'device' is not known"),
         ("[method.'a/b']\nstrategy = 'random'", "'a/b' is no name for a file"),
+        (f"[method.{'x' * 300}]\nstrategy = 'random'", r"'xxx.* is no name for a file"),
         ("[method.mine]\nstrategy = 'maxent'\nrefit_every = 0", "refit_every is 0"),
         ("[method.mine]\nstrategy = 'maxent'\nrefit_every = 2.5", "refit_every is 2.5, expected an int"),
         ("[method.mine]\nstrategy = 'maxent'\nnum_samples = '10'", "num_samples is '10', expected an int"),

@@ -786,7 +786,7 @@ def test_files_that_are_no_rounds(tmp_path: Path) -> None:
             write_report(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["/../../mine", "..", "a\\b", "a\nb", ""])
+@pytest.mark.parametrize("name", ["/../../mine", "..", "a\\b", "a\nb", "", "x" * 300])
 def test_packed_rounds_write_nowhere_else(tmp_path: Path, name: str) -> None:
     """A data set's name becomes part of a file's name."""
     (tmp_path / "results" / "curves-").mkdir(parents=True)

@@ -12,13 +12,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from coresift import estimators
+from coresift import estimators, limits
 from coresift.bench.data import IMAGES, are_images, checksum, load_images, load_table
 from coresift.bench.models import BaggedLogistic, ForestClassifier, ForestRegressor
 from coresift.bench.peers import PEERS
 from coresift.bench.replay import Method, Simulation
 from coresift.checks import check_integer, check_switch
-from coresift.errors import InputError, suggestion
+from coresift.errors import InputError, shown, suggestion
 from coresift.estimators.networks import MLP, Augment, ResNet18
 from coresift.strategies import STRATEGIES
 
@@ -338,5 +338,6 @@ def _check_words(words: Iterable[str], known: Iterable[str], where: str) -> None
 
 def _check_file_name(name: str) -> None:
     """Raise for a name of a data set or a method that no file can have."""
-    if not name or name.startswith(".") or set(name) & set('/\\:*?"<>|'):
-        raise InputError(f"{name!r} is no name for a file; use letters, digits, '-' and '_'")
+    is_odd = not name or name.startswith(".") or set(name) & set('/\\:*?"<>|')
+    if is_odd or len(name.encode()) > limits.NAME_BYTES:
+        raise InputError(f"{shown(name)} is no name for a file; use letters, digits, '-' and '_'")

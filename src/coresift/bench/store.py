@@ -18,9 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
+from coresift import limits
 from coresift.atomic import replacing, write_text
 from coresift.bench.replay import Round
-from coresift.errors import InputError
+from coresift.errors import InputError, shown
 
 PACKED = "rounds.parquet"
 
@@ -261,9 +262,16 @@ def _read_packed(path: Path) -> Any:
     if missing := sorted({"data", "method", "seed", "fits", "labels", "chosen"} - {*table.column_names}):
         raise InputError(f"{path} holds no rounds of experiments: it has no column {missing[0]!r}")
     for name in table["data"].unique().to_pylist():  # figures are named by it
-        if not isinstance(name, str) or not name.isprintable() or re.search(r"^\.{0,2}$|[/\\:]", name):
-            raise InputError(f"{path} holds no rounds of experiments: {name!r} cannot be a data set's name")
+        if not _is_part_of_file_names(name):
+            raise InputError(
+                f"{path} holds no rounds of experiments: {shown(name)} cannot be a data set's name"
+            )
     return table
+
+
+def _is_part_of_file_names(name: Any) -> bool:
+    is_odd = not isinstance(name, str) or not name.isprintable() or re.search(r"^\.{0,2}$|[/\\:]", name)
+    return not is_odd and len(name.encode()) <= limits.NAME_BYTES
 
 
 def _with_purchases(rounds: Sequence[Round]) -> tuple[Round, ...]:
