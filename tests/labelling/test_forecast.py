@@ -1,5 +1,6 @@
 """What a batch is worth: honest intervals, and honest sentences."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from coresift.errors import InputError
 from coresift.estimators import EnsembleRegressor
+from coresift.labelling import curves
 from coresift.labelling.curves import CrossValidator, Losses, learning_curves
 from coresift.labelling.forecast import Forecast, _has_stopped, _verdict, _Words, forecast, information
 from coresift.posteriors import BayesianLinearRegression
@@ -23,6 +25,15 @@ def project(num_random: int, num_chosen: int) -> tuple[Any, Any, Any]:
     """Rounds and marks of chance of first labels, and of three rounds that were chosen; and a generator."""
     rounds = np.r_[np.zeros(num_random), np.sort(np.arange(num_chosen) % 3) + 1]
     return rounds, rounds == 0, np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """Train the models for a third of the epochs: those of a forecast are many."""
+    quick_model = curves.quick_model
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curves, "quick_model", lambda *data: quick_model(*data).set_params(epochs=20))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +123,7 @@ def test_the_forecast_is_no_seed_noise() -> None:
     labels = np.where(x[:, 0] + 0.5 * generator.normal(size=33) > 0, "up", "down")
     results = [
         forecast(x, labels, rounds, by_chance, "classification", batch_size=10, seed=seed)
-        for seed in range(6)
+        for seed in range(4)
     ]
     forecasts = [result.fitted[-1] for result in results]
     width = np.mean([one.high - one.low for one in forecasts])
@@ -187,8 +198,8 @@ def covered(power: float, floor: float, shared: float, training: float) -> float
         common, own = generator.random(150), generator.random((len(counts), 150))
         draws = np.where(generator.random(150) < shared, common, own)
         tested = [Losses(int(n), (u < p)[None] * 1.0) for n, u, p in zip(counts, draws, level, strict=True)]
-        curves = learning_curves(*tester.replicates(tested, generator), [target], generator)[:, 0]
-        low, high = np.quantile(curves, (0.05, 0.95))
+        drawn = learning_curves(*tester.replicates(tested, generator), [target], generator)[:, 0]
+        low, high = np.quantile(drawn, (0.05, 0.95))
         hits.append(low <= floor + 2.0 * target**-power <= high)
     return float(np.mean(hits))
 
@@ -206,8 +217,8 @@ def test_a_fitted_curve_finds_a_curve_of_its_own_kind() -> None:
     counts = [50, 100, 200, 400, 800]
     errors = np.tile(0.1 + 2.0 * np.array(counts) ** -0.5, (200, 1))
     errors += 1e-4 * np.random.default_rng(0).normal(size=errors.shape)
-    curves = learning_curves(counts, errors, [1600], np.random.default_rng(1))
-    assert np.median(curves) == pytest.approx(0.1 + 2.0 * 1600**-0.5, rel=0.03)
+    drawn = learning_curves(counts, errors, [1600], np.random.default_rng(1))
+    assert np.median(drawn) == pytest.approx(0.1 + 2.0 * 1600**-0.5, rel=0.03)
 
 
 def test_information_grows_with_the_batch_and_needs_samples() -> None:

@@ -16,9 +16,14 @@ from coresift.labelling.project import Project
 # Children are forked from a process that has imported everything: a kill then hits the work, not the imports.
 forkserver = multiprocessing.get_context("forkserver")
 forkserver.set_forkserver_preload(
-    ["coresift.cli", "coresift.labelling.project", "coresift.labelling.exporting"]
+    [
+        "coresift.cli",
+        "coresift.labelling.project",
+        "coresift.labelling.exporting",
+        "pydantic",
+        "typer._adapters",
+    ]
 )
-KILLS = 25  # of each command
 
 
 def command(words, said):
@@ -64,15 +69,25 @@ def fresh(tmp_path_factory):
     return folder
 
 
-def killed(fresh, tmp_path, words, longest, rng):
-    """A copy of the project in which a command was killed, and what it had said by then."""
-    project, said = tmp_path / f"project-{rng.integers(2**60)}", tmp_path / "said"
-    shutil.copytree(fresh / "project", project)
-    said.unlink(missing_ok=True)
-    child = start(said, *words(project))
-    time.sleep(rng.uniform(0, 1.1 * longest))
+def moments(longest, seed, count=12):
+    """When to kill a command that takes so long: at random within each of ``count`` equal parts of its run."""
+    return 1.1 * longest * (np.arange(count) + np.random.default_rng(seed).random(count)) / count
+
+
+def kill(said, words, moment):
+    """Start a command, and kill it at a moment."""
+    child = start(said, *words)
+    time.sleep(moment)
     child.kill()
     child.join()
+
+
+def killed(fresh, tmp_path, words, number, moment):
+    """A copy of the project in which a command was killed, and what it had said by then."""
+    project, said = tmp_path / f"project-{number}", tmp_path / "said"
+    shutil.copytree(fresh / "project", project)
+    said.unlink(missing_ok=True)
+    kill(said, words(project), moment)
     with Project(project) as opened:
         assert opened.ledger.damage() is None
     return project, said.read_text() if said.exists() else ""
@@ -82,14 +97,10 @@ def test_init_killed(fresh, tmp_path):
     def words(project):
         return "init", project, "--pool", fresh / "pool.csv", "--target", "kind"
 
-    longest = finish(tmp_path / "said", *words(tmp_path / "whole"))
-    rng, found = np.random.default_rng(3), []
-    for number in range(8):
+    longest, found = finish(tmp_path / "said", *words(tmp_path / "whole")), []
+    for number, moment in enumerate(moments(longest, seed=3, count=6)):
         project = tmp_path / f"project-{number}"
-        child = start(tmp_path / "said", *words(project))
-        time.sleep(rng.uniform(0, 1.1 * longest))
-        child.kill()
-        child.join()
+        kill(tmp_path / "said", words(project), moment)
         found.append((project / "ledger.sqlite").exists())
         if not found[-1]:
             finish(tmp_path / "said", *words(project))
@@ -111,9 +122,9 @@ def test_select_killed(fresh, tmp_path):
     with Project(whole) as opened:
         expected = [item.id for item in opened.pending()]
     assert len(expected) == 10
-    rng, found = np.random.default_rng(1), []
-    for _ in range(KILLS):
-        project, said = killed(fresh, tmp_path, words, longest, rng)
+    found = []
+    for number, moment in enumerate(moments(longest, seed=1)):
+        project, said = killed(fresh, tmp_path, words, number, moment)
         with Project(project) as opened:
             rounds = opened.ledger.rounds()
             found.append(len(rounds))
@@ -148,9 +159,9 @@ def test_ingest_killed(fresh, tmp_path):
     shutil.copytree(fresh / "project", whole)
     longest = finish(tmp_path / "said", *words(whole))
     assert known(whole) == labels
-    rng, found = np.random.default_rng(2), []
-    for _ in range(KILLS):
-        project, said = killed(fresh, tmp_path, words, longest, rng)
+    found = []
+    for number, moment in enumerate(moments(longest, seed=2)):
+        project, said = killed(fresh, tmp_path, words, number, moment)
         before = known(project)
         found.append(len(before))
         assert before in ({}, labels)
