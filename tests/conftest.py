@@ -6,6 +6,7 @@ import os
 # would only wait for each other. Libraries read this variable when they are imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import multiprocessing
 import platform
 import runpy
 import subprocess
@@ -21,6 +22,19 @@ from typer.testing import CliRunner
 from coresift.cli import app
 from coresift.search.ray import start_on_this_machine
 
+# Commands that tests kill are forked from a process that has imported everything: a kill then hits the work,
+# not the imports.
+forkserver = multiprocessing.get_context("forkserver")
+forkserver.set_forkserver_preload(
+    [
+        __name__,
+        "coresift.labelling.project",
+        "coresift.labelling.exporting",
+        "coresift.bench.runner",
+        "pydantic",  # by typer, for any command
+        "typer._adapters",
+    ]
+)
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 torch.set_num_threads(1)
@@ -63,16 +77,40 @@ def run_interpreted(request: pytest.FixtureRequest) -> Callable[[], None]:
     return run
 
 
+def run_command(words: tuple[str, ...], said: Path, before: str) -> None:
+    """Run some code, and then the command line, with what it says in a file."""
+    exec(before, {})
+    with said.open("w", encoding="utf-8") as file:
+        sys.stdout, sys.stderr = file, file
+        try:
+            sys.exit(app(words, standalone_mode=False) or 0)
+        finally:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+@pytest.fixture(scope="session")
+def start() -> Callable[..., multiprocessing.process.BaseProcess]:
+    """Starts a command in a process of its own: ``start(said, *words)``."""
+
+    def start_command(said: Path, *words: object, before: str = "") -> multiprocessing.process.BaseProcess:
+        process = forkserver.Process(target=run_command, args=(tuple(map(str, words)), said, before))
+        process.start()
+        return process
+
+    return start_command
+
+
 @pytest.fixture
 def run_example(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs an example as a script, and returns what it says. The commands that it starts run in this process,
     too: each would take seconds to import torch and scikit-learn.
     """
-    start = subprocess.run
+    run_process = subprocess.run
 
-    def run_command(words: list[str], **options: Any) -> Any:
+    def run_words(words: list[str], **options: Any) -> Any:
         if words[:3] != [sys.executable, "-m", "coresift"]:
-            return start(words, **options)
+            return run_process(words, **options)
         outcome = CliRunner().invoke(app, words[3:], catch_exceptions=False)
         print(outcome.output)
         assert outcome.exit_code == 0, outcome.output
@@ -80,7 +118,7 @@ def run_example(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[st
 
     def run(name: str, *arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-        monkeypatch.setattr(subprocess, "run", run_command)
+        monkeypatch.setattr(subprocess, "run", run_words)
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
         return capfd.readouterr().out
 

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +98,7 @@ def test_classes_of_a_table(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
     budget = 10
     [model]
     kind = "{kind}"
+    epochs = 40
     """
     with pytest.raises(
         InputError, match=r"column 'side' of sides.csv holds words; .* task = 'classification'"
@@ -526,7 +525,7 @@ methods = ["acs-fw-unfilled", "maxent-i", "random"]
 seeds = 3
 batch = 8
 budget = 20
-model.epochs = 60
+model.epochs = 30
 [method.acs-fw-unfilled]
 strategy = "acs-fw"
 num_samples = 2
@@ -537,7 +536,6 @@ strategy = "maxent"
 refit_every = 1
 impute = true
 """
-COMMAND = "from coresift.cli import app; app()"
 # Dies in a write, with only a share of what was to be written on the disk.
 DIES_WRITING = """
 import os, signal
@@ -557,11 +555,6 @@ Log.append = torn
 """
 
 
-def started(config: Path, out: Path, before: str = "") -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", before + COMMAND, "experiment", "run", str(config), "--out", str(out)]
-    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
-
-
 def num_lines(out: Path) -> int:
     """Rounds on the disk, of all methods."""
     return sum(path.read_bytes().count(b"\n") - 1 for path in out.glob("*/*.jsonl"))
@@ -572,17 +565,18 @@ def files(out: Path) -> set[tuple[str, int, int]]:
     return {(path.name, path.stat().st_ino, path.stat().st_size) for path in out.glob("*/*.jsonl")}
 
 
-def test_killed_processes_change_nothing(tmp_path: Path) -> None:
+def test_killed_processes_change_nothing(tmp_path: Path, start: Callable[..., BaseProcess]) -> None:
     chance = random.Random(2026)  # of the moments; what a process is at then differs from time to time
     config, out = written(tmp_path / "one.toml", TO_KILL), tmp_path / "killed"
     run_experiment(Experiment.load(config), tmp_path / "undisturbed")
     total = num_lines(tmp_path / "undisturbed")
+    words = "experiment", "run", config, "--out", out
 
-    def kill(process: subprocess.Popen[bytes], num: int) -> None:
+    def kill(process: BaseProcess, num: int) -> None:
         """As soon as it works and ``num`` rounds are there, and a little later."""
         seen, deadline = files(out), time.monotonic() + 60
         while files(out) == seen or num_lines(out) < num:
-            assert process.poll() is None and time.monotonic() < deadline
+            assert process.exitcode is None and time.monotonic() < deadline
             time.sleep(0.002)
         time.sleep(chance.uniform(0, 0.3))
         process.kill()
@@ -592,15 +586,18 @@ def test_killed_processes_change_nothing(tmp_path: Path) -> None:
     for num in [*moments, None]:
         # The last one dies by itself, in a write.
         torn = DIES_WRITING.format(turns=chance.randint(1, 3), share=chance.random())
-        process = started(config, out, torn if num is None else "")
+        process = start(tmp_path / "said", *words, before=torn if num is None else "")
         try:
             if num is not None:
                 kill(process, num)
-            assert process.wait(60) == -signal.SIGKILL
+            process.join(60)
+            assert process.exitcode == -signal.SIGKILL
         finally:
             process.kill()
     assert num_lines(out) < total
-    assert started(config, out).wait(60) == 0
+    process = start(tmp_path / "said", *words)
+    process.join(60)
+    assert process.exitcode == 0
     assert results(out) == results(tmp_path / "undisturbed")
     assert {path.suffix for path in out.glob("*/*")} <= {".jsonl", ".lock"}
 

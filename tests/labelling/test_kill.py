@@ -1,10 +1,7 @@
 """Killed at any moment, a project loses nothing that was reported as done, and the next command goes on."""
 
 import csv
-import multiprocessing
-import os
 import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -13,49 +10,23 @@ import pytest
 
 from coresift.labelling.project import Project
 
-# Children are forked from a process that has imported everything: a kill then hits the work, not the imports.
-forkserver = multiprocessing.get_context("forkserver")
-forkserver.set_forkserver_preload(
-    [
-        "coresift.cli",
-        "coresift.labelling.project",
-        "coresift.labelling.exporting",
-        "pydantic",
-        "typer._adapters",
-    ]
-)
 
+@pytest.fixture(scope="module")
+def finish(start):
+    """Runs a command to its end, and returns how long that took."""
 
-def command(words, said):
-    """Run the command line in a child, with what it says in a file."""
-    from coresift.cli import app
+    def run(said, *words):
+        began = time.perf_counter()
+        child = start(said, *words)
+        child.join(120)
+        assert child.exitcode == 0, said.read_text()
+        return time.perf_counter() - began
 
-    with said.open("w", encoding="utf-8") as file:
-        sys.stdout, sys.stderr = file, file
-        try:
-            sys.exit(app([str(word) for word in words], standalone_mode=False) or 0)
-        finally:
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def start(said, *words):
-    child = forkserver.Process(target=command, args=(words, said))
-    child.start()
-    return child
-
-
-def finish(said, *words):
-    """Run a command to its end, and how long that took."""
-    began = time.perf_counter()
-    child = start(said, *words)
-    child.join(120)
-    assert child.exitcode == 0, said.read_text()
-    return time.perf_counter() - began
+    return run
 
 
 @pytest.fixture(scope="module")
-def fresh(tmp_path_factory):
+def fresh(finish, tmp_path_factory):
     """A project with a few labels, and what it is asked."""
     folder = tmp_path_factory.mktemp("killed")
     rng = np.random.default_rng(0)
@@ -70,30 +41,40 @@ def fresh(tmp_path_factory):
 
 
 def moments(longest, seed, count=12):
-    """When to kill a command that takes so long: at random within each of ``count`` equal parts of its run."""
+    """When to kill a command that takes so long: at random in each of ``count`` equal parts of its run."""
     return 1.1 * longest * (np.arange(count) + np.random.default_rng(seed).random(count)) / count
 
 
-def kill(said, words, moment):
-    """Start a command, and kill it at a moment."""
-    child = start(said, *words)
-    time.sleep(moment)
-    child.kill()
-    child.join()
+@pytest.fixture
+def kill(start):
+    """Starts a command, and kills it at a moment."""
+
+    def run(said, words, moment):
+        child = start(said, *words)
+        time.sleep(moment)
+        child.kill()
+        child.join()
+
+    return run
 
 
-def killed(fresh, tmp_path, words, number, moment):
-    """A copy of the project in which a command was killed, and what it had said by then."""
-    project, said = tmp_path / f"project-{number}", tmp_path / "said"
-    shutil.copytree(fresh / "project", project)
-    said.unlink(missing_ok=True)
-    kill(said, words(project), moment)
-    with Project(project) as opened:
-        assert opened.ledger.damage() is None
-    return project, said.read_text() if said.exists() else ""
+@pytest.fixture
+def killed(fresh, kill, tmp_path):
+    """Kills a command at a moment, in a copy of the project; returns that, and what the command has said."""
+
+    def run(words, number, moment):
+        project, said = tmp_path / f"project-{number}", tmp_path / "said"
+        shutil.copytree(fresh / "project", project)
+        said.unlink(missing_ok=True)
+        kill(said, words(project), moment)
+        with Project(project) as opened:
+            assert opened.ledger.damage() is None
+        return project, said.read_text() if said.exists() else ""
+
+    return run
 
 
-def test_init_killed(fresh, tmp_path):
+def test_init_killed(fresh, finish, kill, tmp_path):
     def words(project):
         return "init", project, "--pool", fresh / "pool.csv", "--target", "kind"
 
@@ -112,7 +93,7 @@ def test_init_killed(fresh, tmp_path):
     assert False in found
 
 
-def test_select_killed(fresh, tmp_path):
+def test_select_killed(fresh, finish, killed, tmp_path):
     def words(project):
         return "select", project, "--batch-size", 10, "--out", tmp_path / "batch.csv"
 
@@ -124,7 +105,7 @@ def test_select_killed(fresh, tmp_path):
     assert len(expected) == 10
     found = []
     for number, moment in enumerate(moments(longest, seed=1)):
-        project, said = killed(fresh, tmp_path, words, number, moment)
+        project, said = killed(words, number, moment)
         with Project(project) as opened:
             rounds = opened.ledger.rounds()
             found.append(len(rounds))
@@ -138,7 +119,7 @@ def test_select_killed(fresh, tmp_path):
     assert 0 in found  # else no kill hit anything
 
 
-def test_ingest_killed(fresh, tmp_path):
+def test_ingest_killed(fresh, finish, killed, tmp_path):
     labels = {f"item-{number}": "yes" if number % 2 else "no" for number in range(100, 200)}
     path = Path(tmp_path / "labelled.csv")
     path.write_text("id,kind\n" + "".join(f"{one},{label}\n" for one, label in labels.items()))
@@ -161,7 +142,7 @@ def test_ingest_killed(fresh, tmp_path):
     assert known(whole) == labels
     found = []
     for number, moment in enumerate(moments(longest, seed=2)):
-        project, said = killed(fresh, tmp_path, words, number, moment)
+        project, said = killed(words, number, moment)
         before = known(project)
         found.append(len(before))
         assert before in ({}, labels)
@@ -172,7 +153,7 @@ def test_ingest_killed(fresh, tmp_path):
     assert 0 in found
 
 
-def test_two_at_once(fresh, tmp_path):
+def test_two_at_once(fresh, start, tmp_path):
     project = tmp_path / "project"
     shutil.copytree(fresh / "project", project)
     said = [tmp_path / f"said-{number}" for number in range(3)]
@@ -186,7 +167,7 @@ def test_two_at_once(fresh, tmp_path):
     assert sum("the same batch again" in one.read_text() for one in said) == 2
 
 
-def test_the_second_is_told(fresh, tmp_path):
+def test_the_second_is_told(fresh, start, tmp_path):
     project = tmp_path / "project"
     shutil.copytree(fresh / "project", project)
     with Project(project) as opened, opened.writing():
