@@ -46,6 +46,8 @@ def test_a_name_that_cannot_be_taken(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError), replacing(tmp_path / "folder") as file:
         file.write(b"new")
+    with pytest.raises(OSError, match="too long"), replacing(tmp_path / ("x" * 300)) as file:
+        file.write(b"new")
     assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
 
 

@@ -30,9 +30,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     new = path.with_name(f".coresift-{token_hex(8)}.tmp")
     file = new.open("xb")  # "x" opens nothing that is there, be it a link
     try:
-        if path.is_file() and not path.is_symlink():
-            new.chmod(S_IMODE(path.stat().st_mode))
         with file:
+            if path.is_file() and not path.is_symlink():
+                new.chmod(S_IMODE(path.stat().st_mode))
             yield file
             sync(file)
         os.replace(new, path)
