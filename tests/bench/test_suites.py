@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -139,3 +142,31 @@ def test_official_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_groups_of_ranks() -> None:
     assert groups([1.0, 2.0, 3.0], 5.0) == [(0, 2)]
     assert groups([1.0, 4.0], 1.0) == []
+
+
+WORKER = """
+import multiprocessing, os, time
+from concurrent.futures import ProcessPoolExecutor
+from coresift.bench.suites import _end_with_parent
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
+    print(pool.submit(os.getpid).result(), flush=True)
+    pool.submit(time.sleep, 600).result()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for a process in /proc")
+def test_workers_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    """A worker that goes on would keep the logs locked, and the next run could not continue them."""
+    script = tmp_path / "run.py"
+    script.write_text(WORKER)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        worker = Path("/proc", run.stdout.readline().strip())
+        assert worker.is_dir()
+        run.kill()
+    until = time.monotonic() + 30
+    while worker.is_dir() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not worker.is_dir()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -111,7 +113,8 @@ def run_suite(
         rounds = 1 + math.ceil(simulation.budget / simulation.batch)
         totals[out / name / data] = part.seeds * rounds * len(part.methods)
     context = multiprocessing.get_context("spawn")  # a fork of a process that has used torch can hang
-    with _progress(suite.name, totals) as show, ProcessPoolExecutor(workers, context) as pool:
+    executor = ProcessPoolExecutor(workers, context, initializer=_end_with_parent)
+    with _progress(suite.name, totals) as show, executor as pool:
         running = {pool.submit(_run, part, out / name, folder, device) for name, part in tasks}
         while running:
             finished, running = wait(running, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED)
@@ -124,6 +127,18 @@ def _run(part: Experiment, out: Path, folder: Path | None, device: str) -> None:
     """Run one data set, in a process of its own."""
     torch.set_num_threads(1)
     run_experiment(part, out, folder=folder, device=device, console=Console(quiet=True))
+
+
+def _end_with_parent() -> None:
+    """Let this process end when its parent does, even when that is killed: a data set can take an hour."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker of a pool has a parent"
+
+    def wait_for_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait_for_parent, daemon=True).start()
 
 
 @contextmanager
