@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 import subprocess
 import sys
 import time
@@ -40,9 +41,26 @@ models.forest = {kind = "forest", num_trees = 8}
 """
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tables and a suite, which was run in two processes."""
+    folder = tmp_path_factory.mktemp("suite")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_tables()
+        call("run", "mine.toml", "--workers", "2")
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of these."""
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_tables() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(90, 3))
     targets = {"lines": x[:, 0] + x[:, 1], "waves": np.sin(3 * x[:, 0])}
@@ -52,7 +70,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = [",".join([*map(str, row), kind]) for row, kind in zip(x.tolist(), kinds, strict=True)]
     Path("kinds.csv").write_text("\n".join(["a,b,c,kind", *rows]) + "\n")
     Path("mine.toml").write_text(MINIATURE)
-    return tmp_path
 
 
 def call(*words: str) -> str:
@@ -63,7 +80,6 @@ def call(*words: str) -> str:
 
 def test_run_and_report(folder: Path) -> None:
     """One command runs all parts in two processes, and runs nothing twice; another makes the page."""
-    call("run", "mine.toml", "--workers", "2")
     records, _ = read(folder / "results" / "mine" / "regression-forest")
     assert len(records) == 2 * 3 * 2 and all(record.done for record in records)
     assert {*records[0].rounds[-1].judged} == {"extra trees", "gaussian process"}
@@ -88,9 +104,9 @@ def test_run_and_report(folder: Path) -> None:
 
 
 def test_summary_takes_seeds_that_all_methods_have(folder: Path) -> None:
-    call("run", "mine.toml", "--data", "lines")
     records, _ = read(folder / "results" / "mine" / "regression-forest")
-    kept = [record for record in records if (record.method, record.seed) != ("k-center", 1)]
+    lines = [record for record in records if record.data == "lines"]
+    kept = [record for record in lines if (record.method, record.seed) != ("k-center", 1)]
     summary = Summary.of(kept)
     assert {errors.shape for errors in summary.errors["lines"].values()} == {(1, 3)}
     assert summary.gain("random").mean == pytest.approx(1)
