@@ -49,7 +49,7 @@ def test_learns_in_the_units_of_the_data(fitted):
 def test_intervals_are_calibrated():
     """90% intervals of held-out targets cover 85 to 95 of a hundred, on average over five problems."""
     sets = [problem(150, seed=seed) for seed in range(5)]
-    models = NeuralLinearRegressor(epochs=200, progress=False).fit_many(sets, range(5))
+    models = NeuralLinearRegressor(epochs=60, progress=False).fit_many(sets, range(5))
     inside = []
     for seed, model in enumerate(models):
         x, y = problem(1000, seed=100 + seed)
@@ -63,7 +63,7 @@ def test_intervals_are_calibrated():
 def test_regularisation_is_chosen_by_the_noise():
     """Left-out labels choose it, for each set: noise calls for more, and prediction is the better for it."""
     sets = [problem(100, seed=seed, noise=noise) for seed in range(3) for noise in (0.0, 1.5)]
-    options = {"epochs": 150, "progress": False}
+    options = {"epochs": 50, "progress": False}
     chosen = NeuralLinearRegressor(**options)._calibrated(
         [(torch.tensor(x), torch.tensor(y)[:, None]) for x, y in sets], range(6)
     )
@@ -137,7 +137,7 @@ def test_its_spaces_are_closed_forms(fitted, monkeypatch):
 
 def test_several_outputs():
     x, y = problem(150, outputs=3)
-    model = NeuralLinearRegressor(epochs=100, random_state=0, progress=False).fit(x, y)
+    model = NeuralLinearRegressor(epochs=50, random_state=0, progress=False).fit(x, y)
     mean, deviation = model.predict(x, return_std=True)
     assert mean.shape == deviation.shape == y.shape
     assert model.score(x, y) > 0.8
@@ -255,7 +255,7 @@ def test_a_network_of_ones_own(tmp_path):
     x, y = problem(80)
     module = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 8))
     before = [value.clone() for value in module.parameters()]
-    model = NeuralLinearRegressor(module, epochs=100, random_state=0, progress=False).fit(x, y)
+    model = NeuralLinearRegressor(module, epochs=50, random_state=0, progress=False).fit(x, y)
     assert model.score(x, y) > 0.5
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
     made = NeuralLinearRegressor(lambda inputs: nn.Linear(inputs, 4), epochs=20, progress=False).fit(x, y)
@@ -303,7 +303,7 @@ def test_noise_inside_a_network_is_seeded_and_leaves_the_global_state_alone():
 def test_large_offsets(offset):
     """Dates in seconds: the offset is taken out in float64."""
     x, y = problem(200)
-    model = NeuralLinearRegressor(epochs=100, random_state=0, progress=False).fit(x + offset, y + offset)
+    model = NeuralLinearRegressor(epochs=50, random_state=0, progress=False).fit(x + offset, y + offset)
     test_x, test_y = problem(200, seed=1)
     assert model.score(test_x + offset, test_y + offset) > 0.7
     assert len(select(x + offset, posterior=model.posterior_, budget=5)) == 5
@@ -324,7 +324,7 @@ def test_outputs_are_calibrated_one_by_one():
     """A noisy output beside a clean one: each gets its own noise."""
     x, y = problem(200, noise=0.0)
     noisy = y + 20 * np.random.default_rng(0).normal(size=200)
-    model = NeuralLinearRegressor(epochs=100, random_state=0, progress=False).fit(x, np.stack([y, noisy], 1))
+    model = NeuralLinearRegressor(epochs=50, random_state=0, progress=False).fit(x, np.stack([y, noisy], 1))
     _, deviation = model.predict(x, return_std=True)
     assert np.median(deviation[:, 1]) > 2 * np.median(deviation[:, 0])
 

@@ -267,7 +267,7 @@ def narrow_cone(width, duplicates, dimensions, size, seed):
     return values
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from([0.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4]),
     st.booleans(),
