@@ -15,12 +15,12 @@ from coresift.estimators import (
 )
 
 ESTIMATORS = [
-    NeuralLinearRegressor(epochs=20, progress=False),
-    NeuralLinearRegressor(num_members=2, epochs=10, calibration_folds=0, progress=False),
-    NeuralLinearClassifier(epochs=30, progress=False),
-    *(kind(epochs=20, num_members=2, progress=False) for kind in (EnsembleRegressor, EnsembleClassifier)),
-    *(kind(epochs=20, num_predictive=20, progress=False) for kind in (DropoutRegressor, DropoutClassifier)),
-    *(kind(epochs=20, progress=False) for kind in (LaplaceRegressor, LaplaceClassifier)),
+    NeuralLinearRegressor(epochs=8, progress=False),
+    NeuralLinearRegressor(num_members=2, epochs=8, calibration_folds=0, progress=False),
+    NeuralLinearClassifier(epochs=10, progress=False),
+    *(kind(epochs=8, num_members=2, progress=False) for kind in (EnsembleRegressor, EnsembleClassifier)),
+    *(kind(epochs=8, num_predictive=20, progress=False) for kind in (DropoutRegressor, DropoutClassifier)),
+    *(kind(epochs=8, progress=False) for kind in (LaplaceRegressor, LaplaceClassifier)),
 ]
 ROUNDING = "networks compute in float32: products of other rows, or of rows elsewhere, round differently"
 MAY_FAIL = dict.fromkeys(

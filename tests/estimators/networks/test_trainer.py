@@ -48,7 +48,7 @@ class SquaredError:
 
 def train(members, sets, seeds, objective, **options):
     stack = Stack(members, dtype=torch.float64)
-    options = {"epochs": 40, "batch_size": None, **options}
+    options = {"epochs": 15, "batch_size": None, **options}
     Trainer(**options, progress=False).train(stack, objective, LabelledStack.of(sets), generators(seeds))
     return stack
 
