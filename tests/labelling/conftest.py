@@ -1,5 +1,6 @@
 """What tests of pools and of their features share."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,22 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
+from coresift import limits
+from coresift.labelling import curves
 from coresift.labelling.encoders import write_features
 from coresift.labelling.pools import ItemPool
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_curves() -> Iterator[None]:
+    """Learning curves of models that are trained for a few epochs, without further repeats: many batches have
+    one.
+    """
+    quick_model = curves.quick_model
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curves, "quick_model", lambda *data: quick_model(*data).set_params(epochs=3))
+        patch.setattr(limits, "MOST_CURVE_REPEATS", limits.CURVE_REPEATS)
+        yield
 
 
 class PoolFiles:

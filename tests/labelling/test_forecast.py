@@ -28,7 +28,7 @@ def project(num_random: int, num_chosen: int) -> tuple[Any, Any, Any]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick() -> Iterator[None]:
+def quick_curves() -> Iterator[None]:
     """Train the models for a third of the epochs: those of a forecast are many."""
     quick_model = curves.quick_model
     with pytest.MonkeyPatch.context() as patch:
