@@ -6,6 +6,7 @@ import os
 # would only wait for each other. Libraries read this variable when they are imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import functools
 import multiprocessing
 import platform
 import runpy
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
+import typer.testing
 
 from coresift.cli import app
 from coresift.search.ray import start_on_this_machine
@@ -38,6 +39,8 @@ forkserver.set_forkserver_preload(
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 torch.set_num_threads(1)
+# The command line is built once, and not for each command that a test runs.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 
 @pytest.fixture(scope="session")
@@ -111,7 +114,7 @@ def run_example(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[st
     def run_words(words: list[str], **options: Any) -> Any:
         if words[:3] != [sys.executable, "-m", "coresift"]:
             return run_process(words, **options)
-        outcome = CliRunner().invoke(app, words[3:], catch_exceptions=False)
+        outcome = typer.testing.CliRunner().invoke(app, words[3:], catch_exceptions=False)
         print(outcome.output)
         assert outcome.exit_code == 0, outcome.output
         return outcome

@@ -52,6 +52,8 @@ _NEW_COLUMNS = {"rounds": "residuals TEXT", "events": "own_weight REAL"}
 # Settings of a file that is written, and of one with a log on a full disk.
 _DURABLE = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
 _LOCKED = ("locking_mode = EXCLUSIVE",)
+# Of a new file, which is written through to the disk as a whole before it gets its name.
+_UNSAFE = ("journal_mode = MEMORY", "synchronous = OFF")
 
 
 class Database:
@@ -175,6 +177,8 @@ def creating(path: Path) -> Iterator[sqlite3.Connection]:
         replacing(path) as file,
         closing(sqlite3.connect(file.name, isolation_level=None)) as connection,
     ):
+        for setting in _UNSAFE:
+            connection.execute(f"PRAGMA {setting}")
         connection.executescript(TABLES)
         connection.execute("BEGIN")
         yield connection
