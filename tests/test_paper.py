@@ -329,7 +329,7 @@ def test_bald_of_classes_has_both_terms_from_the_same_draws():
     draw = torch.Generator().manual_seed(0)
     mean = 1.5 * torch.randn(4, 6, generator=draw).double()
     posterior = SoftmaxPosterior(mean, torch.full_like(mean, 0.3), torch.zeros(0, 4, 6).double())
-    pool = as_pool(torch.randn(400, 6, generator=draw).double())
+    pool = as_pool(torch.randn(100, 6, generator=draw).double())
     truth = bald(posterior, pool, 20_000, generator=torch.Generator().manual_seed(9)).values
     for seed in range(3):
         found = bald(posterior, pool, 128, generator=torch.Generator().manual_seed(seed)).values

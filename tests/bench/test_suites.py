@@ -26,9 +26,9 @@ seeds = 2
 first = 10
 batch = 10
 budget = 20
-judged = true
 
 [regression]
+judged = true
 data = ["lines.csv", "waves.csv"]
 methods = ["random", "predictive-lcmd", "k-center"]
 models.forest = {kind = "forest", num_trees = 8}

@@ -29,10 +29,10 @@ def project(num_random: int, num_chosen: int) -> tuple[Any, Any, Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_curves() -> Iterator[None]:
-    """Train the models for a third of the epochs: those of a forecast are many."""
+    """Train the models for a fifth of the epochs: those of a forecast are many."""
     quick_model = curves.quick_model
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(curves, "quick_model", lambda *data: quick_model(*data).set_params(epochs=20))
+        patch.setattr(curves, "quick_model", lambda *data: quick_model(*data).set_params(epochs=12))
         yield
 
 

@@ -179,8 +179,8 @@ class Reference:
         return n
 
 
-def check_distances(device, step, times):
-    for height, size in SHAPES:
+def check_distances(device, step, times, shapes):
+    for height, size in shapes:
         vectors, is_open = draw(height, size, seed=1)
         vectors[:, 5::7] = vectors[:, 4::7][:, : len(range(5, size, 7))]  # duplicates
         labelled = torch.randn(height, 3, generator=torch.Generator().manual_seed(2))
@@ -250,8 +250,9 @@ def check_all(device, times):
     check_argmax(device)
     check_argmax_of_few(device)
     check_repeat(device, times)
-    check_distances(device, farthest_first, times)
-    check_distances(device, largest_cluster_first, times)
+    check_distances(device, farthest_first, times, SHAPES)
+    # In the interpreter, where this takes seconds, not with all shapes again.
+    check_distances(device, largest_cluster_first, times, SHAPES[1:3] if device == "cpu" else SHAPES)
     check_distances_end(device)
 
 
