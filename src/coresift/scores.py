@@ -18,6 +18,7 @@ from coresift.checks import check_classes, check_finite, check_samples, check_sh
 from coresift.errors import InputError
 from coresift.pool import Pool, read
 from coresift.posteriors.base import FiniteSamples, Posterior
+from coresift.posteriors.gaussian_process import GaussianProcessPosterior
 from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
 from coresift.posteriors.probit import ProbitPosterior
 from coresift.posteriors.samples import mixture, numbers_a_row
@@ -113,7 +114,8 @@ def bald(
     numbers: int = limits.BALD_NUMBERS,
     **given: Any,
 ) -> Score:
-    """Score points by expected information gain: exact for linear and probit regression, sampled for others.
+    """Score points by expected information gain: in closed form for linear and probit regression
+    and for Gaussian processes, sampled for others.
 
     I[y; theta | x, D0] = H[y | x, D0] - E[H[y | x, theta]], never below zero. For regression, the entropy of
     the prediction is that of ``posterior.predictive``, for which dropout uses draws of its own.
@@ -155,9 +157,10 @@ def exact_information(posterior: Posterior, x: Tensor) -> Tensor:
     raise InputError(f"the information gain of a {type(posterior).__name__} has no closed form")
 
 
-@exact_information.register
-def _(posterior: LinearPosterior, x: Tensor) -> Tensor:
-    """Return 1/2 log(1 + x^T S x / s0^2)."""
+@exact_information.register(GaussianProcessPosterior)
+@exact_information.register(LinearPosterior)
+def _(posterior: GaussianProcessPosterior | LinearPosterior, x: Tensor) -> Tensor:
+    """Return 1/2 log(1 + v / s0^2) for the variance v of f(x), x^T S x in linear regression."""
     return 0.5 * torch.log1p(posterior.function_variance(x) / posterior.noise_variance)
 
 

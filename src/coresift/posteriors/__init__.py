@@ -1,6 +1,12 @@
 """Posteriors: what a model believes, seen through samples and predictions."""
 
 from coresift.posteriors.base import LastLayerPosterior, Posterior
+from coresift.posteriors.gaussian_process import (
+    GaussianProcessPosterior,
+    exact_posterior,
+    inducing_posterior,
+)
+from coresift.posteriors.kernels import Matern52
 from coresift.posteriors.linear import BayesianLinearRegression, LinearPosterior, NormalInverseGammaPosterior
 from coresift.posteriors.members import members_posterior
 from coresift.posteriors.network import NetworkPosterior
@@ -13,14 +19,18 @@ __all__ = [
     "BayesianProbitRegression",
     "ClassSamples",
     "FunctionPosterior",
+    "GaussianProcessPosterior",
     "GaussianSamples",
     "LastLayerPosterior",
     "LinearPosterior",
+    "Matern52",
     "NetworkPosterior",
     "NormalInverseGammaPosterior",
     "Posterior",
     "ProbitPosterior",
     "SampledPredictions",
     "SoftmaxPosterior",
+    "exact_posterior",
+    "inducing_posterior",
     "members_posterior",
 ]
