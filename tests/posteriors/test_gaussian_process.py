@@ -1,6 +1,5 @@
 """Gaussian processes against scikit-learn's, against formulae and against their own draws, in float64."""
 
-import numpy as np
 import pytest
 import torch
 from sklearn.gaussian_process import GaussianProcessRegressor as Reference

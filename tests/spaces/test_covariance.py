@@ -70,6 +70,6 @@ def test_space():
 
 
 def test_a_pool_without_variance():
-    posterior = exact_posterior(Matern52(X[0], torch.ones(2).double(), 1e-30), 1e-40, X[:1], X[:1, 0])
+    posterior = exact_posterior(Matern52(X[0], torch.ones(2).double(), 1.0), 1e-40, X[:1], X[:1, 0])
     with pytest.raises(InputError, match="the model is certain of the whole pool"):
         covariance_vectors(posterior, as_pool(X[:1].repeat(3, 1)))

@@ -34,6 +34,7 @@ _REGRESSORS: dict[str, type[Any]] = {
     "ensemble": estimators.EnsembleRegressor,
     "dropout": estimators.DropoutRegressor,
     "laplace": estimators.LaplaceRegressor,
+    "gaussian-process": estimators.GaussianProcessRegressor,
     "forest": ForestRegressor,
 }
 _CLASSIFIERS: dict[str, type[Any]] = {
@@ -155,7 +156,8 @@ class Experiment:
         model = dict(_table("model", described.get("model", {})))
         kind = model.pop("kind", "neural-linear")
         _check_words([kind], family.models, "model.kind")
-        known = {*family.models[kind]().get_params(), *family.instead} - _NOT_OPTIONS
+        options = family.models[kind]().get_params()
+        known = {*options, *(family.instead if "network" in options else ())} - _NOT_OPTIONS
         _check_words(model, known, "[model]")
         for name, source in named.items():
             _check_words(source, family.source, f"[data.{name}]")

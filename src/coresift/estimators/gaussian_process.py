@@ -1,4 +1,4 @@
-"""Gaussian process regression with a Matern 5/2 kernel, whose parameters are fitted by marginal likelihood."""
+"""Gaussian process regression with a Matern 5/2 kernel that is fitted by marginal likelihood."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from torch import Tensor
 from coresift import limits
 from coresift.checks import check_integer, check_shape, check_switch
 from coresift.estimators.estimator import LabelledSet, Regressor
-from coresift.estimators.marginal_likelihood import MarginalLikelihood, most_likely, starts
+from coresift.estimators.marginal_likelihood import (
+    MarginalLikelihood,
+    Parameters,
+    Prior,
+    optimised,
+    starts,
+)
 from coresift.estimators.networks.layers import Standardise
 from coresift.estimators.saving import State
 from coresift.posteriors.gaussian_process import (
@@ -51,9 +57,10 @@ class GaussianProcessRegressor(Regressor):
     rows takes as long as 40 single ones. Columns and targets are standardised inside; predictions and
     ``posterior_`` are in the units of ``y``.
 
-    Bounds take the place of priors: length scales are between 0.01 and 1000 standard deviations of a column,
-    and the noise variance is between 1e-8 and 1e4 times the kernel's. The first keeps a constant column from
-    having any, the second keeps matrices of duplicated rows invertible.
+    Length scales are between 0.01 and 1000 standard deviations of a column; their logarithms have the prior
+    N(sqrt 2 + 1/2 log d, 3) for d columns. The noise variance is between 1e-8 and 1e4 times the kernel's, and
+    the logarithm of this ratio has the prior N(-2, 1.5^2). With a hundred labels or more the priors change
+    little; with twenty, the model would often be far too certain without them.
 
     Parameters
     ----------
@@ -63,6 +70,7 @@ class GaussianProcessRegressor(Regressor):
         labels, the kernel is fitted to 2000, drawn at random, and inducing points stand for all.
     num_inducing : how many inducing points, chosen among the same 2000, each where the kernel's largest
         variance is left.
+    priors : ``False`` for the parameters of largest likelihood within these bounds.
     max_iterations : of the optimiser, for each start.
     random_state : draws the starts and the labels.
     device, progress : see `NeuralLinearClassifier`. All is computed in float64.
@@ -90,6 +98,7 @@ class GaussianProcessRegressor(Regressor):
     num_restarts: int = 1
     num_exact: int = 5000
     num_inducing: int = 500
+    priors: bool = True
     max_iterations: int = 100
 
     def _check_options(self) -> None:
@@ -97,7 +106,8 @@ class GaussianProcessRegressor(Regressor):
         check_integer(self.num_restarts, 0, "num_restarts")
         for name in ("num_exact", "num_inducing", "max_iterations"):
             check_integer(getattr(self, name), 1, name)
-        check_switch(self.progress, "progress")
+        for name in ("priors", "progress"):
+            check_switch(getattr(self, name), name)
 
     @staticmethod
     def _fit_together(estimators: Sequence[GaussianProcessRegressor], sets: Sequence[LabelledSet]) -> None:
@@ -116,32 +126,44 @@ class GaussianProcessRegressor(Regressor):
 
     def _fit_one(self, x: Tensor, y: Tensor, advance: Callable[[int], None]) -> None:
         labelled = _Scaled(x, y, Standardise.of(x), Standardise.of(y[:, None]))
-        generator = self._generator()
-        begin = starts(x.shape[1], self.num_restarts, generator)
-        order = torch.randperm(len(x), generator=generator).to(x.device)
-        found = most_likely(labelled.likelihood(order[: limits.START_ROWS]), begin, self.max_iterations, advance)
+        order = torch.randperm(len(x), generator=(generator := self._generator())).to(x.device)
         exact = len(x) <= self.num_exact
         rows = order if exact else order[: limits.KERNEL_ROWS]
-        likelihood = labelled.likelihood(rows)
-        if len(rows) > limits.START_ROWS:
-            found = most_likely(likelihood, found[:1], self.max_iterations, advance)
-        parameters, loss = found
-        self.log_marginal_likelihood_ = -loss - len(rows) * math.log(float(labelled.of_y.std))
-        scale, variance = float(labelled.of_y.std) ** 2, likelihood.variance(parameters)
-        lengths = torch.from_numpy(parameters[:-1]).exp().to(x) * labelled.of_x.std
-        kernel = Matern52(labelled.of_x.mean, lengths, variance * scale)
-        noise, mean = kernel.variance * math.exp(parameters[-1]), float(labelled.of_y.mean)
+        begin = starts(x.shape[1], self.num_restarts, generator)
+        kernel, noise = self._fitted_kernel(labelled, rows, begin, advance)
+        mean = float(labelled.of_y.mean)
         if exact:
             self.posterior_ = exact_posterior(kernel, noise, x, y, mean)
             return
         pivots, _ = pivoted_cholesky(kernel(x[rows], x[rows]), self.num_inducing)
         self.posterior_ = inducing_posterior(kernel, noise, x, y, x[rows[pivots]], mean, advance)
 
+    def _fitted_kernel(
+        self, labelled: _Scaled, rows: Tensor, begin: Sequence[Parameters], advance: Callable[[int], None]
+    ) -> tuple[Matern52, float]:
+        """Return the kernel and the noise variance under which the labels of some rows are most likely."""
+        priors = [Prior.of(labelled.x.shape[1])] if self.priors else []
+        for part in (rows[: limits.START_ROWS], rows)[: 1 + (len(rows) > limits.START_ROWS)]:
+            likelihood = labelled.likelihood(part)
+            begin = [optimised([likelihood, *priors], begin, self.max_iterations, advance)]
+        loss, variance = likelihood.value_and_variance(begin[0])
+        std = float(labelled.of_y.std)
+        self.log_marginal_likelihood_ = -loss - len(rows) * math.log(std)
+        lengths = torch.from_numpy(begin[0][:-1]).exp().to(labelled.x) * labelled.of_x.std
+        kernel = Matern52(labelled.of_x.mean, lengths, variance * std**2)
+        return kernel, kernel.variance * math.exp(begin[0][-1])
+
     def _fitted_state(self) -> State:
         posterior, kernel = self.posterior_, self.posterior_.kernel
         tensors = {"kernel.centre": kernel.centre, "kernel.lengths": kernel.lengths}
-        tensors |= {name: getattr(posterior, name) for name in _TENSORS if getattr(posterior, name) is not None}
-        facts = {"variance": kernel.variance, "noise_variance": posterior.noise_variance, "mean": posterior.mean}
+        tensors |= {
+            name: getattr(posterior, name) for name in _TENSORS if getattr(posterior, name) is not None
+        }
+        facts = {
+            "variance": kernel.variance,
+            "noise_variance": posterior.noise_variance,
+            "mean": posterior.mean,
+        }
         return tensors, facts | {"log_marginal_likelihood": self.log_marginal_likelihood_}
 
     def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

@@ -158,7 +158,7 @@ def exact_posterior(
     factor = torch.linalg.cholesky(matrix)
     weights = torch.cholesky_solve((y - mean)[:, None], factor)[:, 0]
     root = torch.linalg.solve_triangular(factor.mT, torch.eye(len(x)).to(factor), upper=True)
-    return GaussianProcessPosterior(kernel, x, weights, root, noise_variance, mean)
+    return GaussianProcessPosterior(kernel, x, weights, root.contiguous(), noise_variance, mean)
 
 
 def inducing_posterior(
@@ -200,7 +200,7 @@ def inducing_posterior(
     values = values.clamp(min=0)
     basis = torch.linalg.solve_triangular(factor.mT, vectors, upper=True)
     weights = basis @ ((vectors.mT @ sums) / (1 + values)) / noise_variance
-    root = basis * (values / (1 + values)).sqrt()
+    root = (basis * (values / (1 + values)).sqrt()).contiguous()
     return GaussianProcessPosterior(
         kernel, points, weights, root, noise_variance, mean, (1 / (1 + values)).sqrt()
     )

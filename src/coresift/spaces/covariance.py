@@ -20,7 +20,7 @@ from coresift.spaces.vectors import VectorSpace, mapped_space
 
 @dataclass(frozen=True, eq=False)
 class CovarianceVectors:
-    """Maps points to vectors phi(x) of D numbers with phi(x) . phi(z) close to c(x, z) = Cov[f(x), f(z) | D0].
+    """Maps points to vectors phi(x) of D numbers, phi(x) . phi(z) close to c(x, z) = Cov[f(x), f(z) | D0].
 
     Nystrom's approximation, or a Cholesky decomposition that stops after D pivots P: with c(P, P) = L L^T,
 
