@@ -164,6 +164,14 @@ def test_options(options, message):
         GaussianProcessRegressor(**options).fit(X, Y)
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.uint64])
+def test_integers_of_numpy(kind):
+    options = {"num_restarts": 2, "num_exact": 100, "num_inducing": 50, "max_iterations": 100}
+    expected = fitted(X, Y, **options).predict(X)
+    found = fitted(X, Y, **{name: kind(value) for name, value in options.items()})
+    assert np.array_equal(found.predict(X), expected)
+
+
 def test_rows_that_are_no_table():
     with pytest.raises(InputError, match=r"^Found array with dim 3.*$"):
         fitted(X[:, :, None], Y)

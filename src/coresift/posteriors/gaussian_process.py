@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -75,15 +75,17 @@ class GaussianProcessPosterior:
         """Return the posterior on another device."""
         names = ("kernel", "points", "weights", "root", "remaining")
         given = {name: getattr(self, name) for name in names}
-        return replace(self, **{k: None if value is None else value.to(device) for k, value in given.items()})
+        moved: dict[str, Any] = {name: value.to(device) for name, value in given.items() if value is not None}
+        return replace(self, **moved)
 
     def sample(self, num: int, generator: torch.Generator) -> Functions:
         """Draw J functions by Matheron's rule: a draw of the prior, plus an exact update.
 
-        With f ~ prior and noise e, f(x) + k(x, Z) K^-1 (y - f(Z) - e) is a draw of the posterior. The prior's
-        draws are sums of F random Fourier features instead, at frequencies that all functions share. For
-        these, the prior's covariance has an error of about 1 / sqrt(2 F) of its variance. Each function is
-        one and the same for all rows, in whatever blocks they come.
+        With f ~ prior, noise e and K = k(Z, Z) + s2 I, f(x) + k(x, Z) K^-1 (y - f(Z) - e) is a draw of the
+        posterior. The update is exact, but the draws of the prior are approximate: sums of random Fourier
+        features at F = 1024 frequencies that all functions share. Their covariance has an error of about
+        1 / sqrt(2 F), or two percent, of the prior's variance. A function is the same for all rows, in
+        whatever blocks they come.
 
         References
         ----------
@@ -93,7 +95,7 @@ class GaussianProcessPosterior:
         frequencies = self.kernel.frequencies(limits.FOURIER_FREQUENCIES, generator)
         prior = torch.randn(num, 2 * len(frequencies), dtype=dtype, generator=generator).to(device)
         noise = torch.randn(num, len(self.points), dtype=dtype, generator=generator).to(device)
-        values = self._by_blocks(lambda z: self.kernel.fourier(z, frequencies) @ prior.mT, self.points)
+        values = self.by_blocks(lambda z: self.kernel.fourier(z, frequencies) @ prior.mT, self.points)
         if self.remaining is None:
             seen = (values.mT + math.sqrt(self.noise_variance) * noise) @ self.root
         else:
@@ -105,7 +107,7 @@ class GaussianProcessPosterior:
             fourier = self.kernel.fourier(rows, theta.frequencies)
             return fourier @ theta.prior.mT + self.kernel(rows, self.points) @ theta.update.mT
 
-        mean = self.mean + self._by_blocks(values, x).mT
+        mean = self.mean + self.by_blocks(values, x).mT
         return Normal(mean, math.sqrt(self.noise_variance), validate_args=False)
 
     def predictive(self, x: Tensor) -> Normal:
@@ -120,7 +122,7 @@ class GaussianProcessPosterior:
             known = (products @ self.root).square_().sum(1)
             return torch.stack([self.mean + products @ self.weights, self.kernel.variance - known], 1)
 
-        mean, variance = self._by_blocks(both, x).unbind(1)
+        mean, variance = self.by_blocks(both, x).unbind(1)
         return mean, variance.clamp(min=0)
 
     def function_mean(self, x: Tensor) -> Tensor:
@@ -134,11 +136,11 @@ class GaussianProcessPosterior:
     def covariance(self, x: Tensor, z: Tensor) -> Tensor:
         """Return (n, k) the covariance c(x, z) of f at rows (n, d) and (k, d), without noise."""
         known = self.kernel(z, self.points) @ self.root @ self.root.mT  # (k, m)
-        return self._by_blocks(
+        return self.by_blocks(
             lambda rows: self.kernel(rows, z) - self.kernel(rows, self.points) @ known.mT, x
         )
 
-    def _by_blocks(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def by_blocks(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Return ``function(x)`` of rows (n, d), a block at a time: products with all points take memory."""
         check_shape(x, (None, self.points.shape[1]), "x")
         width = max(len(self.points), 2 * limits.FOURIER_FREQUENCIES)

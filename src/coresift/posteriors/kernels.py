@@ -87,7 +87,7 @@ def pivoted_cholesky(matrix: Tensor, num: int, tolerance: float = 0.0) -> tuple[
     Each pivot is the point with the largest variance given the pivots before it. They end where no variance
     is above ``tolerance``, or above rounding.
 
-    >>> index, factor = pivoted_cholesky(torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 4.0]]), 3)
+    >>> index, factor = pivoted_cholesky(torch.diag(torch.tensor([1.0, 0.0, 4.0])), 3)
     >>> index.tolist(), factor.diagonal().tolist()
     ([2, 0], [2.0, 1.0])
     """
