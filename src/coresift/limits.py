@@ -28,13 +28,13 @@ NETWORK_NUMBERS = 2**22  # numbers in these rows, at most: a wide network needs 
 PREDICTIVE_NUMBERS = 2**23  # numbers that a predictive holds at a time: a quarter of a gigabyte in all
 MAPPED_NUMBERS = 2**20  # numbers of a block of points that is mapped, as a rule
 FOURIER_FREQUENCIES = 1024  # of random draws of a Gaussian process; changes what is chosen
+PIVOTS, PIVOT_CANDIDATES = 512, 2000  # of a Gaussian process on a pool; both change what is chosen
 TRIAL_ROWS = 16  # rows passed to a function to count its numbers per row; one row would hide wrong shapes
 
 # --- spaces
 BLOCK_NUMBERS = 2**22  # numbers in a block of feature vectors or scored rows that is read, at most
 MAPPED_ROWS = 1024  # rows whose predictions or gradients are computed at a time, at most
 PROJECTED_WIDTH = 8192  # numbers of a point that are projected at a time
-PIVOT_CANDIDATES = 4000  # points of a pool whose covariance matrix is stored; changes what is chosen
 NUM_OUTCOMES = 256  # outcomes drawn where a divergence has no formula; changes what is chosen
 PROBIT_TILE = 256  # pairs are computed in squares of this many points, whose temporaries stay in cache
 CLOSED_FORM_BYTES = 170  # memory of a point in a space of inner products, whose vectors are not stored

@@ -20,6 +20,7 @@ from coresift.pool import Pool, read
 from coresift.posteriors.base import FiniteSamples, Posterior
 from coresift.posteriors.gaussian_process import GaussianProcessPosterior
 from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
+from coresift.posteriors.nystrom import GaussianProcessOnPool
 from coresift.posteriors.probit import ProbitPosterior
 from coresift.posteriors.samples import mixture, numbers_a_row
 from coresift.spaces.base import Problem, Space
@@ -155,6 +156,11 @@ def information_gain(problem: Problem, numbers: int = limits.BALD_NUMBERS) -> Sc
 def exact_information(posterior: Posterior, x: Tensor) -> Tensor:
     """Return (n,) the expected information gain by formula. Posteriors that have one register it here."""
     raise InputError(f"the information gain of a {type(posterior).__name__} has no closed form")
+
+
+@exact_information.register
+def _(posterior: GaussianProcessOnPool, x: Tensor) -> Tensor:
+    return exact_information(posterior.process, x)
 
 
 @exact_information.register(GaussianProcessPosterior)

@@ -30,7 +30,9 @@ from coresift.limits import SWAPPED_AXES
 from coresift.memory import check_memory, held_bytes, left_for_space
 from coresift.pool import ArrayPool, Pool, PoolLike, as_float, as_pool
 from coresift.posteriors.base import Posterior
+from coresift.posteriors.gaussian_process import GaussianProcessPosterior
 from coresift.posteriors.network import split_last_layer
+from coresift.posteriors.nystrom import GaussianProcessOnPool
 from coresift.posteriors.samples import ClassSamples, GaussianSamples
 from coresift.spaces.base import Problem, default_num_samples
 from coresift.strategies import DEFAULT, STRATEGIES, Strategy, find_strategy
@@ -176,10 +178,13 @@ def _problem(given: _Given, method: Strategy, budget: int, resources: Resources,
         model, source, known = split_last_layer(model, source, known, memory)
         if memory is not None and source is not before:
             memory -= max(held_bytes() - held, 0)  # the network's outputs, where they are kept in memory
+    generator = make_generator(seed)
+    if isinstance(model, GaussianProcessPosterior):
+        model = GaussianProcessOnPool.of(model, source, generator)
     return Problem(
         source,
         model,
-        generator=make_generator(seed),
+        generator=generator,
         labelled=known,
         features=features,
         labelled_features=labelled_features,

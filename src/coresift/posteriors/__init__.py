@@ -10,6 +10,7 @@ from coresift.posteriors.kernels import Matern52
 from coresift.posteriors.linear import BayesianLinearRegression, LinearPosterior, NormalInverseGammaPosterior
 from coresift.posteriors.members import members_posterior
 from coresift.posteriors.network import NetworkPosterior
+from coresift.posteriors.nystrom import CovarianceVectors, GaussianProcessOnPool, covariance_vectors
 from coresift.posteriors.probit import BayesianProbitRegression, ProbitPosterior
 from coresift.posteriors.samples import ClassSamples, FunctionPosterior, GaussianSamples, SampledPredictions
 from coresift.posteriors.softmax import SoftmaxPosterior
@@ -18,7 +19,9 @@ __all__ = [
     "BayesianLinearRegression",
     "BayesianProbitRegression",
     "ClassSamples",
+    "CovarianceVectors",
     "FunctionPosterior",
+    "GaussianProcessOnPool",
     "GaussianProcessPosterior",
     "GaussianSamples",
     "LastLayerPosterior",
@@ -30,6 +33,7 @@ __all__ = [
     "ProbitPosterior",
     "SampledPredictions",
     "SoftmaxPosterior",
+    "covariance_vectors",
     "exact_posterior",
     "inducing_posterior",
     "members_posterior",

@@ -47,8 +47,8 @@ class GaussianProcessPosterior:
     root : (m, m) R.
     noise_variance : of y around f(x).
     mean : of the prior.
-    remaining : (m,) standard deviations of R^T f(Z), in units of the prior's, where the columns of R are
-        independent a priori, as for inducing points; ``None`` for labelled points.
+    remaining : (m,) for inducing points, 1 / sqrt(1 + l), see `inducing_posterior`; ``None`` for labelled
+        points.
 
     >>> x = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     >>> kernel = Matern52(x[0], torch.ones(1, dtype=torch.float64), variance=1.0)
@@ -85,7 +85,8 @@ class GaussianProcessPosterior:
         posterior. The update is exact, but the draws of the prior are approximate: sums of random Fourier
         features at F = 1024 frequencies that all functions share. Their covariance has an error of about
         1 / sqrt(2 F), or two percent, of the prior's variance. A function is the same for all rows, in
-        whatever blocks they come.
+        whatever blocks they come. Between labels with little noise, where the posterior's variance is a small
+        part of the prior's, draws spread too little; `GaussianProcessOnPool` has better ones for a pool.
 
         References
         ----------
@@ -96,11 +97,12 @@ class GaussianProcessPosterior:
         prior = torch.randn(num, 2 * len(frequencies), dtype=dtype, generator=generator).to(device)
         noise = torch.randn(num, len(self.points), dtype=dtype, generator=generator).to(device)
         values = self.by_blocks(lambda z: self.kernel.fourier(z, frequencies) @ prior.mT, self.points)
+        # R^T f(Z) plus noise of covariance I - R^T k(Z, Z) R, which makes the sum's covariance I.
         if self.remaining is None:
-            seen = (values.mT + math.sqrt(self.noise_variance) * noise) @ self.root
+            whitened = (values.mT + math.sqrt(self.noise_variance) * noise) @ self.root
         else:
-            seen = values.mT @ self.root + self.remaining * noise
-        return Functions(frequencies, prior, self.weights - seen @ self.root.mT)
+            whitened = values.mT @ self.root + self.remaining * noise
+        return Functions(frequencies, prior, self.weights - whitened @ self.root.mT)
 
     def conditional(self, x: Tensor, theta: Functions) -> Normal:
         def values(rows: Tensor) -> Tensor:
@@ -180,6 +182,7 @@ def inducing_posterior(
         weights = L^-T U diag(1 / (1 + l)) U^T L^-1 Kzf (y - mean) / s2
         R = L^-T U diag(l / (1 + l))^1/2
 
+    The variables U^T L^-1 f(Z) are independent, with a variance of 1 a priori and 1 / (1 + l) given labels.
     ``advance`` is told how many rows are done.
 
     References

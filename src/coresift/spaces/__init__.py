@@ -2,7 +2,6 @@
 
 from coresift.spaces.base import GramSpace, KernelSpace, Problem, Space, default_num_samples
 from coresift.spaces.closed_forms import ProbitFisherSpace
-from coresift.spaces.covariance import CovarianceVectors, covariance_space, covariance_vectors
 from coresift.spaces.features import FeatureSpace, feature_space
 from coresift.spaces.gradient import badge, exact_fisher_space, fisher_space
 from coresift.spaces.likelihood import (
@@ -16,7 +15,6 @@ from coresift.spaces.predictive import Predictive, exact_predictive_rows, predic
 from coresift.spaces.vectors import VectorSpace
 
 __all__ = [
-    "CovarianceVectors",
     "FeatureSpace",
     "GramSpace",
     "KernelSpace",
@@ -29,8 +27,6 @@ __all__ = [
     "Space",
     "VectorSpace",
     "badge",
-    "covariance_space",
-    "covariance_vectors",
     "default_num_samples",
     "exact_fisher_space",
     "exact_likelihood_space",

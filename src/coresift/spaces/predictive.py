@@ -31,9 +31,10 @@ class Predictive:
 
     Linear regression has a closed form: the inner product is x_n^T S x_i / s0^2, for the posterior covariance
     S and the noise variance s0^2. With G the Gram matrix (inner products) of some points, log det(I + G) is
-    twice the information that their labels would give about theta.
+    twice the information that their labels would give about theta. So does a `GaussianProcessOnPool`, whose
+    covariances replace x_n^T S x_i.
 
-    Other models, and linear regression with ``exact=False``, draw J samples. For regression, the inner
+    Other models, and these with ``exact=False``, draw J samples. For regression, the inner
     product is the covariance over samples of the mean of y, after division by the standard deviation of the
     noise.
 
