@@ -13,9 +13,10 @@ from coresift.selectors import (
     UniformRandom,
 )
 
-# They ask `cosine_search` or `centre_distances`, on a CPU, on a GPU, with vectors in a file and on Ray.
+# They ask `cosine_search` or `centre_distances`: tested on a CPU, on a GPU and with vectors in a file. On
+# Ray, strategies are tested: those with ``shards=True`` in `STRATEGIES`.
 SEARCHING = [FrankWolfe(), FrankWolfe(fill=False), GIGA(), LCMD(), KCenter(), KMeansPlusPlus()]
-# They draw nothing at random and fill the batch.
+# They draw nothing at random and fill the batch. All of them are in OF_SPACES too.
 STEADY = [FrankWolfe(), FrankWolfe(start="vertex"), GIGA(), KCenter(), LCMD(), GreedyLogDet()]
 # All that choose from a space of vectors.
 OF_SPACES = [*STEADY, KMeansPlusPlus(), KMedoids(), FrankWolfe(fill=False), GIGA(fill=False)]

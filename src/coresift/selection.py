@@ -168,7 +168,7 @@ def _check_arguments(old: dict[str, Any]) -> None:
 def _problem(given: _Given, method: Strategy, budget: int, resources: Resources, seed: int) -> Problem:
     local = resources.engine is None  # the workers of a cluster apply a network themselves
     held = held_bytes() if local and resources.memory is not None else 0
-    model, source, known = _model(given)
+    model, source, known = _model(given)  # source: the pool; known: the labelled points
     budget = check_budget(budget, len(source))
     of_pool = given.pool if given.predicted and given.features is None else given.features
     features, labelled_features = _features(of_pool, len(source))
@@ -206,7 +206,11 @@ def _ray(method: Strategy) -> Callable[..., Batch]:
 
 
 def _model(given: _Given) -> tuple[Posterior | None, Pool, Tensor | None]:
-    """Return the posterior, the pool that it reads, and the labelled points in the same form."""
+    """Return the posterior, the pool that it reads, and the labelled points in the same form.
+
+    If predictions were passed instead of a model, these are themselves the pool: a row holds the K samples'
+    predictions for one point (see `posteriors.samples`).
+    """
     if sum(model is not None for model in (given.posterior, given.probs, given.means)) > 1:
         raise InputError("pass only one of posterior=, probs= and means=")
     if (given.means is None) != (given.variances is None):
