@@ -137,11 +137,8 @@ class _Group:
             show(last)
             for together in self.side_by_side:
                 while alive := [run for run in together if not states[run].done]:
-                    last |= (
-                        self._search(*alive, states)
-                        if ORACLE in self.names
-                        else self._turn(alive, states, begun)
-                    )
+                    searches = ORACLE in self.names
+                    last |= self._search(alive[0], states) if searches else self._turn(alive, states, begun)
                     show(last)
 
     def _recorded(self) -> dict[Run, list[Round]]:
