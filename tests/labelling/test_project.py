@@ -1167,9 +1167,24 @@ def test_what_can_be_read_of_a_damaged_ledger_is_saved(project, tmp_path):
     assert "is there already" in run("repair", folder, saved, code=2)
 
 
+def test_repair_names_tables_without_a_readable_row(project, tmp_path):
+    folder, _ = project
+    path = folder / "ledger.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        found = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'events'").fetchone()
+    content = bytearray(path.read_bytes())
+    content[(found[0] - 1) * 4096 : found[0] * 4096] = bytes(4096)
+    path.write_bytes(content)
+    text = run("repair", folder, tmp_path / "saved")
+    assert "lost all events" in text and "no gaps" not in text
+    assert "labels.csv has 0 answers" in text.replace("\n", "")
+    assert say("repair", folder, tmp_path / "again")["unreadable"] == ["events"]
+
+
 def test_a_sound_ledger_is_saved_whole(project, tmp_path):
     folder, _ = project
     made = say("repair", folder, tmp_path / "saved")
+    assert not made["unreadable"]
     assert made["labels"] == 20 and made["rows"]["items"] == N and not any(made["lost"].values())
 
 
