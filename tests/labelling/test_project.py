@@ -1181,6 +1181,14 @@ def test_repair_names_tables_without_a_readable_row(project, tmp_path):
     assert say("repair", folder, tmp_path / "again")["unreadable"] == ["events"]
 
 
+def test_a_damaged_position_in_the_index_of_ids_counts_for_no_gap(project, tmp_path):
+    folder, _ = project
+    with without_triggers(folder / "ledger.sqlite") as connection:
+        connection.execute("INSERT INTO items (position, id) VALUES (1000000000, 'far')")
+    made = say("repair", folder, tmp_path / "saved")
+    assert made["rows"]["items"] == N and made["lost"]["items"] == 0
+
+
 def test_a_sound_ledger_is_saved_whole(project, tmp_path):
     folder, _ = project
     made = say("repair", folder, tmp_path / "saved")

@@ -131,7 +131,8 @@ def _read_tables(path: Path, *settings: str) -> tuple[_Tables, list[str]]:
             table: [dict(row) for row in sorted(_rows(connection, table, key, bound), key=itemgetter(key))]
             for table, key in _KEYS.items()
         }
-        ids = _indexed_ids(connection) | {row["position"]: row["id"] for row in tables["items"]}
+        indexed = {position: id_ for position, id_ in _indexed_ids(connection).items() if position < bound}
+        ids = indexed | {row["position"]: row["id"] for row in tables["items"]}
         tables["items"] = [{"position": position, "id": ids[position]} for position in sorted(ids)]
         empty = (table for table, rows in tables.items() if not rows)
         return tables, [table for table in empty if not _is_readable(connection, f"SELECT * FROM {table}")]
