@@ -570,6 +570,18 @@ def test_the_project_is_not_written_over(project, name):
     run("report", folder, "--out", folder / "report.html")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs named pipes")
+def test_only_files_are_written_over(project, tmp_path):
+    folder, _ = project
+    for kind in (os.mkfifo, os.mkdir):
+        out = tmp_path / f"{kind.__name__}.csv"
+        kind(out)
+        for words in (["select", folder, "--batch-size", 5, "--out", out], ["export", folder, out]):
+            assert "is no file to write over" in run(*words, code=2).replace("\n", " ")
+        assert "is no file to write over" in run("report", folder, "--out", out, code=2).replace("\n", " ")
+        assert not out.is_file()
+
+
 def test_exports_are_not_written_over_answers(project, tmp_path):
     folder, truth = project
     batch, out = tmp_path / "batch.csv", tmp_path / "all.csv"
