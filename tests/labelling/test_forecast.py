@@ -147,10 +147,12 @@ def test_stopping_is_advised_where_three_rounds_agree(rounds: Any, stop: bool) -
     assert _has_stopped(rounds) is stop
 
 
-def test_labels_that_were_all_drawn_at_random_are_compared_with_nothing() -> None:
-    x = np.random.default_rng(0).normal(size=(60, 2))
-    result = forecast(x, x[:, 0], np.zeros(60), np.ones(60, bool), "regression", batch_size=10)
+@pytest.mark.parametrize("num", [40, 60])  # 40 are too few to test on alone, but no other labels exist
+def test_labels_that_were_all_drawn_at_random_are_compared_with_nothing(num: int) -> None:
+    x = np.random.default_rng(0).normal(size=(num, 2))
+    result = forecast(x, x[:, 0], np.zeros(num), np.ones(num, bool), "regression", batch_size=10)
     assert said(result, "nothing to compare") and result.random == result.fitted
+    assert not said(result, "chosen ones are harder")
 
 
 @pytest.mark.parametrize(

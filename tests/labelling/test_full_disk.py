@@ -58,6 +58,7 @@ def test_a_full_disk(small_disk, tmp_path):
         ("export", folder, small_disk / "all.csv"): (0, 12),
         ("export", folder, small_disk / "all.parquet"): (0, 4),
         ("report", folder): (0, 12),
+        ("repair", folder, small_disk / "saved"): (0, 4),
     }
     for words, levels in commands.items():
         for left in levels:

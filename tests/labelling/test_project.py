@@ -570,6 +570,18 @@ def test_the_project_is_not_written_over(project, name):
     run("report", folder, "--out", folder / "report.html")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs named pipes")
+def test_only_files_are_written_over(project, tmp_path):
+    folder, _ = project
+    for kind in (os.mkfifo, os.mkdir):
+        out = tmp_path / f"{kind.__name__}.csv"
+        kind(out)
+        for words in (["select", folder, "--batch-size", 5, "--out", out], ["export", folder, out]):
+            assert "is no file to write over" in run(*words, code=2).replace("\n", " ")
+        assert "is no file to write over" in run("report", folder, "--out", out, code=2).replace("\n", " ")
+        assert not out.is_file()
+
+
 def test_exports_are_not_written_over_answers(project, tmp_path):
     folder, truth = project
     batch, out = tmp_path / "batch.csv", tmp_path / "all.csv"
@@ -1167,9 +1179,32 @@ def test_what_can_be_read_of_a_damaged_ledger_is_saved(project, tmp_path):
     assert "is there already" in run("repair", folder, saved, code=2)
 
 
+def test_repair_names_tables_without_a_readable_row(project, tmp_path):
+    folder, _ = project
+    path = folder / "ledger.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        found = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'events'").fetchone()
+    content = bytearray(path.read_bytes())
+    content[(found[0] - 1) * 4096 : found[0] * 4096] = bytes(4096)
+    path.write_bytes(content)
+    text = run("repair", folder, tmp_path / "saved")
+    assert "lost all events" in text and "no gaps" not in text
+    assert "labels.csv has 0 answers" in text.replace("\n", "")
+    assert say("repair", folder, tmp_path / "again")["unreadable"] == ["events"]
+
+
+def test_a_damaged_position_in_the_index_of_ids_counts_for_no_gap(project, tmp_path):
+    folder, _ = project
+    with without_triggers(folder / "ledger.sqlite") as connection:
+        connection.execute("INSERT INTO items (position, id) VALUES (1000000000, 'far')")
+    made = say("repair", folder, tmp_path / "saved")
+    assert made["rows"]["items"] == N and made["lost"]["items"] == 0
+
+
 def test_a_sound_ledger_is_saved_whole(project, tmp_path):
     folder, _ = project
     made = say("repair", folder, tmp_path / "saved")
+    assert not made["unreadable"]
     assert made["labels"] == 20 and made["rows"]["items"] == N and not any(made["lost"].values())
 
 

@@ -357,7 +357,8 @@ def repair(
 
     with writing(out):
         saved = read_damaged(project, out)
-    lost = words.listed((name, count) for name, count in saved.lost.items() if count)
+    some = (f"{count:,} {name}" for name, count in saved.lost.items() if count)
+    lost = ", ".join([*some, *(f"all {name}" for name in saved.unreadable)])
     gaps = "no gaps were found, but the last ones may be lost"
     unnamed = f", without {saved.unnamed:,} of items whose id is lost" if saved.unnamed else ""
     say(

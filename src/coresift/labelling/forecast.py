@@ -246,6 +246,8 @@ def _compare(
     as many labels as there are random ones, not for larger sets; and a thinned batch is less well spread than
     a whole one.
     """
+    if labels.is_random.all():
+        return found.fitted, ["All labels so far were drawn at random, so there is nothing to compare yet."]
     if not labels.is_fair:
         num = int(labels.is_random.sum())
         few = {0: "No label was", 1: "Only 1 label was"}.get(num, f"Only {num} labels were")
@@ -254,8 +256,6 @@ def _compare(
             f"the {words.name} may be lower. With {limits.LEAST_RANDOM} random ones it could also be told "
             "whether choosing helps."
         ]
-    if labels.is_random.all():
-        return found.fitted, ["All labels so far were drawn at random, so there is nothing to compare yet."]
     random, mixed = _against_random(found.tester, labels.is_random, generator)
     draws = curves.learning_curves(*found.tester.replicates(random, generator), found.targets, generator)
     curve = curves.points(found.targets[:-1], draws)

@@ -52,7 +52,10 @@ class Project(OpenProject):
             return IngestedFile(outcomes, no_label_words, tuple(known), new)
 
     def check_replaceable(self, path: Path) -> None:
-        """Raise if writing to ``path`` would lose the pool, the project, or answers not ingested yet."""
+        """Raise if writing to ``path`` would lose the pool, the project, or answers not ingested yet.
+
+        A device or a named pipe is not replaced either: to read what is in it might take for ever.
+        """
         resolved = path.resolve()
         if resolved == Path(self.settings.reading.path).resolve():
             raise InputError(f"{path} is the pool; name another file")
@@ -60,6 +63,8 @@ class Project(OpenProject):
         own = resolved.name in (FEATURES, LOCK) or resolved.name.startswith(LEDGER)
         if own and resolved.parent == self.folder.resolve():
             raise InputError(f"{path} is what the project itself is kept in; name another file")
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is there and is no file to write over; name another")
         if path.suffix.lower() == ".csv" and path.exists():
             self._check_ingested(path)
 

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain, count
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from coresift.atomic import write_text
 from coresift.errors import InputError
@@ -28,6 +29,7 @@ from coresift.labelling.outcomes import ANSWERS
 _KEYS = {"facts": "fact", "items": "position", "rounds": "number", "imports": "import", "events": "event"}
 # What reading damaged pages raises; Python cannot decode a message that quotes a damaged schema.
 _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
+_Tables: TypeAlias = dict[str, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Repaired:
 
     rows: Mapping[str, int]  # how many rows of each table were read
     lost: Mapping[str, int]  # how many are missing between them, by their numbers
+    unreadable: Sequence[str]  # tables of which no row could be read, because of damage
     labels: int  # how many labels and skips labels.csv has
     unnamed: int  # answers of items whose id could not be read; events.csv has them by their position
     command: str | None  # begins a new project with the labels; None if the settings could not be read
@@ -49,9 +52,19 @@ def repair(folder: Path, out: Path) -> Repaired:
     """
     _check_folders(folder, out)
     out.mkdir(parents=True, exist_ok=True)
-    tables = _read_copy(folder)
+    tables, unreadable = _read_copy(folder)
     if not any(tables.values()):
         raise InputError(f"nothing can be read of {folder / NAME}; put a copy of it back")
+    try:
+        return _write(out, tables, unreadable)
+    except BaseException:  # a full disk, for example: the same command should work once there is room
+        for name in (*tables, "labels"):
+            (out / f"{name}.csv").unlink(missing_ok=True)
+        raise
+
+
+def _write(out: Path, tables: _Tables, unreadable: Sequence[str]) -> Repaired:
+    """Write a file for each table, and one of the answers."""
     for name, rows in tables.items():
         _write_table(out / f"{name}.csv", list(rows[0]) if rows else [], [list(row.values()) for row in rows])
     settings = _settings(tables["facts"])
@@ -63,6 +76,7 @@ def repair(folder: Path, out: Path) -> Repaired:
     return Repaired(
         rows={name: len(rows) for name, rows in tables.items()},
         lost={name: _gaps([row[key] for row in tables[name]], name) for name, key in _KEYS.items()},
+        unreadable=unreadable,
         labels=len(answers),
         unnamed=unnamed,
         command=_command(settings, out / "labels.csv"),
@@ -76,19 +90,23 @@ def _check_folders(folder: Path, out: Path) -> None:
         raise InputError(f"{out} is there already; name a new folder")
 
 
-def _read_copy(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Read a copy of the ledger, if need be with a new first page, which tells where tables are."""
+def _read_copy(folder: Path) -> tuple[_Tables, list[str]]:
+    """Read a copy of the ledger, if need be with a new first page, which tells where tables are.
+
+    Also returns the tables of which no row could be read, because of damage.
+    """
     with tempfile.TemporaryDirectory() as place:
         copy = Path(place, NAME)
         for name in (NAME, f"{NAME}-wal"):
             if (folder / name).exists():
                 with Path(place, name).open("wb") as file:
                     file.writelines(_blocks(folder / name))
-        tables = _read_tables(copy)
+        tables, unreadable = _read_tables(copy)
         if not any(tables.values()):
             _replace_first_page(copy)
-            tables = _read_tables(copy, "writable_schema = ON")  # some tables may begin beyond the file
-    return tables
+            # Some tables may begin beyond the file.
+            tables, unreadable = _read_tables(copy, "writable_schema = ON")
+    return tables, unreadable
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -100,8 +118,8 @@ def _blocks(path: Path) -> Iterator[bytes]:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def _read_tables(path: Path, *settings: str) -> dict[str, list[dict[str, Any]]]:
-    """Read all rows that can be read, by table and in the order of their keys."""
+def _read_tables(path: Path, *settings: str) -> tuple[_Tables, list[str]]:
+    """Read all rows that can be read, by table and in the order of their keys; name tables without any."""
     # Keys count up and a row takes more than a byte, so that a key beyond this is damaged.
     bound = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -113,9 +131,19 @@ def _read_tables(path: Path, *settings: str) -> dict[str, list[dict[str, Any]]]:
             table: [dict(row) for row in sorted(_rows(connection, table, key, bound), key=itemgetter(key))]
             for table, key in _KEYS.items()
         }
-        ids = _indexed_ids(connection) | {row["position"]: row["id"] for row in tables["items"]}
+        indexed = {position: id_ for position, id_ in _indexed_ids(connection).items() if position < bound}
+        ids = indexed | {row["position"]: row["id"] for row in tables["items"]}
         tables["items"] = [{"position": position, "id": ids[position]} for position in sorted(ids)]
-        return tables
+        empty = (table for table, rows in tables.items() if not rows)
+        return tables, [table for table in empty if not _is_readable(connection, f"SELECT * FROM {table}")]
+
+
+def _is_readable(connection: sqlite3.Connection, query: str, *values: int) -> bool:
+    """Whether a query can be answered, as far as its first row."""
+    with suppress(*_DAMAGE):
+        connection.execute(f"{query} LIMIT 1", values).fetchall()
+        return True
+    return False
 
 
 def _rows(connection: sqlite3.Connection, table: str, key: str, bound: int) -> Iterator[sqlite3.Row]:
@@ -124,13 +152,7 @@ def _rows(connection: sqlite3.Connection, table: str, key: str, bound: int) -> I
     A damaged page may lead back to rows that were read, and a damaged key may be larger than the next.
     """
     query = f'SELECT * FROM {table} WHERE "{key}" >= ? ORDER BY "{key}"'
-
-    def works(start: int) -> bool:
-        with suppress(*_DAMAGE):
-            connection.execute(f"{query} LIMIT 1", (start,)).fetchall()
-            return True
-        return False
-
+    works = partial(_is_readable, connection, query)
     seen: set[int] = set()
     start = 0
     while start < bound:
