@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from coresift.bench import suites
 from coresift.bench.data.suite import SUITE, SuiteTable, load_suite_table
 from coresift.bench.store import read
 from coresift.bench.suite_report import groups
@@ -208,3 +209,15 @@ def test_workers_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
     while worker.is_dir() and time.monotonic() < until:
         time.sleep(0.05)
     assert not worker.is_dir()
+
+
+def test_progress_counts_only_the_methods_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder may hold finished runs of other methods."""
+    monkeypatch.setattr(suites, "now_and_then", lambda say: say)
+    for name, lines in {"margin": 3, "random": 9}.items():
+        (tmp_path / f"{name}.jsonl").write_text("{}\n" * lines)
+    with suites._progress("mine", {tmp_path / "margin.jsonl": 4}) as show:
+        show()
+    assert "0 of 1 data sets, 50% of the rounds" in capsys.readouterr().err

@@ -106,12 +106,12 @@ def run_suite(
     """
     workers = check_integer(workers, 1, "workers")
     tasks = [(name, part.only([data])) for name, part in suite.parts.items() for data in part.data]
-    totals = {}
+    totals: dict[Path, int] = {}  # log of a method -> its rounds
     for name, part in tasks:
         (data,) = part.data  # all files are checked before the first long computation
         simulation = part.simulation(data, folder, device, 1)
         rounds = 1 + math.ceil(simulation.budget / simulation.batch)
-        totals[out / name / data] = part.seeds * rounds * len(part.methods)
+        totals |= {out / name / data / f"{method}.jsonl": part.seeds * rounds for method in part.methods}
     context = multiprocessing.get_context("spawn")  # a fork of a process that has used torch can hang
     executor = ProcessPoolExecutor(workers, context, initializer=_end_with_parent)
     with _progress(suite.name, totals) as show, executor as pool:
@@ -143,7 +143,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _progress(name: str, totals: Mapping[Path, int]) -> Iterator[Callable[[], None]]:
-    """Show how many rounds are recorded in each folder, of its total, and the time left."""
+    """Show how many rounds are recorded in each log, of its total, and the time left."""
     console = Console(stderr=True)
     columns = (
         "{task.description}",
@@ -157,31 +157,27 @@ def _progress(name: str, totals: Mapping[Path, int]) -> Iterator[Callable[[], No
         task = progress.add_task(name, total=sum(totals.values()), completed=before, latest="")
         started, total = time.monotonic(), sum(totals.values())
 
-        def line(counts: Mapping[Path, int]) -> str:
-            done, complete = sum(counts.values()), sum(counts[path] == totals[path] for path in totals)
-            passed = time.monotonic() - started
-            left = passed / max(done - before, 1) * (total - done)
-            return (
-                f"{name}: {complete} of {len(totals)} data sets, {done / total:.0%} of the rounds, "
-                f"about {math.ceil(left / 60)} minutes left"
-            )
+        def line(done: int, complete: str) -> str:
+            left = (time.monotonic() - started) / max(done - before, 1) * (total - done)
+            return f"{name}: {complete}, {done / total:.0%} of the rounds, about {math.ceil(left / 60)} minutes left"
 
         say = now_and_then(lambda text: console.print(text, soft_wrap=True))
 
         def show() -> None:
             counts = {path: _rounds_in(path) for path in totals}
-            complete = sum(counts[path] == totals[path] for path in totals)
-            latest = f"{complete} of {len(totals)} data sets"
-            progress.update(task, completed=sum(counts.values()), latest=latest)
+            begun = {path.parent for path in totals if counts[path] < totals[path]}
+            folders = {path.parent for path in totals}
+            complete = f"{len(folders - begun)} of {len(folders)} data sets"
+            progress.update(task, completed=sum(counts.values()), latest=complete)
             if not console.is_terminal:
-                say(line(counts))
+                say(line(sum(counts.values()), complete))
 
         yield show
 
 
-def _rounds_in(folder: Path) -> int:
-    """Count the rounds in the logs of a data set, which are lines after the first."""
-    return sum(max(path.read_bytes().count(b"\n") - 1, 0) for path in folder.glob("*.jsonl"))
+def _rounds_in(log: Path) -> int:
+    """Count the rounds in a method's log on a data set, which are lines after the first."""
+    return max(log.read_bytes().count(b"\n") - 1, 0) if log.exists() else 0
 
 
 def _path(named: str) -> Path:
