@@ -158,8 +158,9 @@ def _progress(name: str, totals: Mapping[Path, int]) -> Iterator[Callable[[], No
         started, total = time.monotonic(), sum(totals.values())
 
         def line(done: int, complete: str) -> str:
-            left = (time.monotonic() - started) / max(done - before, 1) * (total - done)
-            return f"{name}: {complete}, {done / total:.0%} of the rounds, about {math.ceil(left / 60)} minutes left"
+            seconds = (time.monotonic() - started) / max(done - before, 1) * (total - done)
+            left = f"about {math.ceil(seconds / 60)} minutes left"
+            return f"{name}: {complete}, {done / total:.0%} of the rounds, {left}"
 
         say = now_and_then(lambda text: console.print(text, soft_wrap=True))
 
