@@ -11,12 +11,22 @@ from coresift.selectors import (
     KMedoids,
     TopB,
     UniformRandom,
+    VarianceReduction,
 )
 
-# They ask `cosine_search` or `centre_distances`, on a CPU, on a GPU, with vectors in a file and on Ray.
+# They ask `cosine_search` or `centre_distances`, on a CPU, on a GPU, with vectors in a file and on Ray. Their
+# batch is the same at any scale of the vectors.
 SEARCHING = [FrankWolfe(), FrankWolfe(fill=False), GIGA(), LCMD(), KCenter(), KMeansPlusPlus()]
 # They draw nothing at random and fill the batch.
-STEADY = [FrankWolfe(), FrankWolfe(start="vertex"), GIGA(), KCenter(), LCMD(), GreedyLogDet()]
+STEADY = [
+    FrankWolfe(),
+    FrankWolfe(start="vertex"),
+    GIGA(),
+    KCenter(),
+    LCMD(),
+    GreedyLogDet(),
+    VarianceReduction(),
+]
 # All that choose from a space of vectors.
 OF_SPACES = [*STEADY, KMeansPlusPlus(), KMedoids(), FrankWolfe(fill=False), GIGA(fill=False)]
 OF_SCORES = [TopB(), GumbelTopB("power"), GumbelTopB("softmax"), GumbelTopB("softrank"), UniformRandom()]

@@ -87,7 +87,7 @@ def left_for_space(memory: int, strategy: Strategy, problem: Problem, taken: int
     if not isinstance(space, VectorSpace):
         return memory
     width = space.columns.shape[0]
-    copies = limits.COPIES_TAKEN * 8 * width * taken
+    copies = limits.COPIES_TAKEN * 8 * width * taken + strategy.selector.bytes_per_pair * width**2
     needed, advice = limits.LIBRARY_BYTES + copies, "raise the limit, or choose fewer points at a time"
     if not strategy.streams:
         needed += bytes_per_vector(width, space.columns.dtype) * size

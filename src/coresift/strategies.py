@@ -26,8 +26,10 @@ from coresift.selectors import (
     Selector,
     TopB,
     UniformRandom,
+    VarianceReduction,
 )
 from coresift.spaces.base import Problem
+from coresift.spaces.covariance import PredictiveCovariance
 from coresift.spaces.features import features
 from coresift.spaces.gradient import badge, fisher
 from coresift.spaces.likelihood import Likelihood
@@ -53,6 +55,7 @@ class Strategy:
     needs_model : whether it needs a posterior or predictions.
     needs_classes : whether it needs class probabilities.
     uses_labelled : whether it keeps a distance from labelled points.
+    uses_target : whether it chooses for the points where the model will be used.
     streams : whether its vectors go to a file where they exceed the memory limit.
     shards : whether it runs on Ray. The vectors must be stored, and each made from its own point alone. The
         selector may call what the table in docs/extending.md lists for Ray: not `Space.norms`, for example.
@@ -66,6 +69,7 @@ class Strategy:
     needs_model: bool = True
     needs_classes: bool = False
     uses_labelled: bool = False
+    uses_target: bool = False
     streams: bool = False
     shards: bool = False
 
@@ -173,6 +177,13 @@ STRATEGIES: dict[str, Strategy] = {
         Predictive(num_dimensions=None, scaling="information"),
         GreedyLogDet(),
         "jointly most informative labels",
+    ),
+    "variance-reduction": Strategy(
+        PredictiveCovariance(),
+        VarianceReduction(),
+        "lowest predictive variance at the target, given the labels of the batch",
+        uses_target=True,
+        **_STORED,
     ),
     "k-center": Strategy(
         features,

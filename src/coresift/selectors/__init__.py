@@ -9,6 +9,7 @@ from coresift.selectors.information import best_weights, information
 from coresift.selectors.kmedoids import KMedoids
 from coresift.selectors.log_det import GreedyLogDet
 from coresift.selectors.ranking import GumbelTopB, TopB, UniformRandom
+from coresift.selectors.variance import VarianceReduction
 
 __all__ = [
     "GIGA",
@@ -24,6 +25,7 @@ __all__ = [
     "Selector",
     "TopB",
     "UniformRandom",
+    "VarianceReduction",
     "best_weights",
     "information",
 ]
