@@ -24,7 +24,7 @@ from coresift.spaces import Problem, badge, likelihood_space, predictive_space, 
 from coresift.testing import check_posterior, check_space
 
 N = 60
-CLASSES_ONLY = {"margin", "badge"}
+CLASSES_ONLY = {"margin", "badge", "batch-bald"}
 LAST_LAYER = {"acs-fisher"}
 
 
@@ -114,6 +114,7 @@ def test_flags_say_what_a_strategy_needs_and_uses(strategy):
     given = {"pool": POOL, "posterior": ProbitPosterior(normal(4), torch.eye(4, dtype=torch.float64))}
     with_labels, without = (outcome(**given, **options, labelled=known) for known in (POOL[:20], None))
     assert flags.uses_labelled == (with_labels != without)
+    assert flags.uses_target == ("does not use target=" not in outcome(**given, **options, target=POOL[:20]))
 
 
 @pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - CLASSES_ONLY - {"k-medoids"}))

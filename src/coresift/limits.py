@@ -74,6 +74,10 @@ SHORTEST_RUN = 8  # steps looked ahead on a GPU, at least
 LONGEST_RUN = 512  # and at most
 BALD_NUMBERS = 2**24  # numbers that samples of a model return for a block of rows, at most
 BALD_FEWEST_ROWS, BALD_MOST_ROWS = 16, 1024  # rows of such a block
+TARGET_NUMBERS = (
+    2**23
+)  # numbers that samples predict for the targets of epig, at most; changes what is chosen
+JOINT_NUMBERS = 2**21  # probabilities of joint outcomes that are held at a time
 PROBIT_NODES = 64  # nodes of the integral for probit regression
 MEDOID_WORKING_SET = 2**19  # numbers of a temporary matrix of k-medoids: they stay in a cache
 MEDOID_WORKING_SET_ON_GPU = 2**26

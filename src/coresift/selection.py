@@ -218,9 +218,7 @@ def _model(given: _Given) -> tuple[Posterior | None, Pool]:
     if given.probs is not None:
         return _class_model(given.probs)
     if given.means is not None:
-        rows = _gaussian(given.means, given.variances, "means")
-        _warn_of_swapped_axes(rows[..., 0], "means")
-        return GaussianSamples(rows.shape[0]), ArrayPool(rows.swapaxes(0, 1))
+        return _gaussian_model(given.means, given.variances)
     if given.pool is None:
         raise InputError("nothing to choose from: pass a pool, or probs=, or means= and variances=")
     source = as_pool(given.pool)
@@ -236,6 +234,12 @@ def _class_model(probs: Any) -> tuple[Posterior, Pool]:
             check_finite(chunk.x, chunk.start, "array of probabilities")
             check_probabilities(chunk.x, chunk.start)
     return ClassSamples(rows.shape[0]), source
+
+
+def _gaussian_model(means: Any, variances: Any) -> tuple[Posterior, Pool]:
+    rows = _gaussian(means, variances, "means")
+    _warn_of_swapped_axes(rows[..., 0], "means")
+    return GaussianSamples(rows.shape[0]), ArrayPool(rows.swapaxes(0, 1))
 
 
 def _labelled_rows(given: _Given, source: Pool) -> Tensor | None:
@@ -295,7 +299,7 @@ def _features(features: Any, num_points: int) -> tuple[Pool | None, Tensor | Non
 
 
 def _labelled(rows: Any, pool: Pool, name: str = "labelled") -> Tensor | None:
-    """Return labelled or target points, checked to have the shape of the pool's rows; ``None`` where there are none."""
+    """Return labelled or target points, checked against the pool's rows; ``None`` where there are none."""
     if rows is None:
         return None
     tensor = as_float(rows)

@@ -13,10 +13,20 @@ from coresift.checks import check_integer, check_switch
 from coresift.errors import InputError, suggestion
 from coresift.pool import Pool
 from coresift.posteriors.base import Posterior
-from coresift.scores import Score, acs_norm, entropy, information_gain, margin, variance
+from coresift.scores import (
+    PredictiveInformation,
+    Score,
+    acs_norm,
+    class_score,
+    entropy,
+    information_gain,
+    margin,
+    variance,
+)
 from coresift.selectors import (
     GIGA,
     LCMD,
+    BatchBALD,
     FrankWolfe,
     GreedyLogDet,
     GumbelTopB,
@@ -155,6 +165,12 @@ STRATEGIES: dict[str, Strategy] = {
     "power-bald": Strategy(information_gain, GumbelTopB("power"), "BALD, drawn in proportion"),
     "softmax-bald": Strategy(information_gain, GumbelTopB("softmax"), "BALD, drawn by its exponential"),
     "softrank-bald": Strategy(information_gain, GumbelTopB("softrank"), "BALD, drawn by rank"),
+    "batch-bald": Strategy(
+        class_score,
+        BatchBALD(),
+        "most information about the model, by all labels jointly",
+        needs_classes=True,
+    ),
     "maxent": Strategy(partial(_scored, entropy), TopB(), "highest predictive entropy"),
     "margin": Strategy(
         partial(_scored, margin), TopB(), "smallest gap between the two likeliest classes", needs_classes=True
@@ -184,6 +200,12 @@ STRATEGIES: dict[str, Strategy] = {
         "lowest predictive variance at the target, given the labels of the batch",
         uses_target=True,
         **_STORED,
+    ),
+    "epig": Strategy(
+        PredictiveInformation(),
+        TopB(),
+        "most information about labels at the target, point by point",
+        uses_target=True,
     ),
     "k-center": Strategy(
         features,

@@ -1,16 +1,16 @@
 """The three questions that selectors ask about a pool, and the engines that answer them.
 
 *Which vector points most along this one?* is answered by a `CosineSearch`, *which point is farthest from the
-centres so far?* by `CentreDistances`, and *whose label would tell most about the targets?* by `LabelGains`. An
-engine is the code that answers on one kind of hardware.
+centres so far?* by `CentreDistances`, and *whose label would tell most about the targets?* by `LabelGains`.
+An engine is the code that answers on one kind of hardware.
 
 A selector that scans the pool only by these questions is written once and runs on every engine; which other
 calls every engine answers is in docs/extending.md. Frank-Wolfe
 and GIGA ask the first one, LCMD and k-center the second; k-means++ has points drawn at random by
 `CentreDistances.draw`. `VarianceReduction` asks the third. A new selector calls `cosine_search`,
-`centre_distances` or `label_gains` in its `_choose`, or is a subclass of `selectors.distance.DistanceSelector`;
-docs/extending.md has examples. If it writes its step as a function of tensors and passes it to `repeat`, a GPU
-makes many steps at a time.
+`centre_distances` or `label_gains` in its `_choose`, or is a subclass of
+`selectors.distance.DistanceSelector`; docs/extending.md has examples. If it writes its step as a function of
+tensors and passes it to `repeat`, a GPU makes many steps at a time.
 
 These three functions choose the engine: by the type of the space, and for stored vectors by their device. A
 space of a new type registers its own answers with ``register`` of each, such as ``cosine_search.register``. A

@@ -232,8 +232,8 @@ def gram_gains(space: Space, open: Tensor, pending: Index) -> TableGains:
     """Prepare the gains in a space without stored vectors, from vectors with the same inner products."""
     if len(space) > limits.GRAM_POINTS:
         raise InputError(
-            f"{type(space).__name__} has no stored vectors, of which at most {limits.GRAM_POINTS:,} points can "
-            f"be chosen from for a target, not {len(space):,}; pass exact=False to sample vectors"
+            f"a {type(space).__name__} stores no vectors; for a target, choose from at most "
+            f"{limits.GRAM_POINTS:,} such points instead of {len(space):,}, or pass exact=False"
         )
     gram = space.gram(torch.arange(len(space), device=space.norms.device))
     vectors = VectorSpace(_root(gram))

@@ -1,6 +1,7 @@
 """Selectors: each turns a space or a score into a batch."""
 
 from coresift.selectors.base import Selection, Selector
+from coresift.selectors.batch_bald import BatchBALD
 from coresift.selectors.distance import LCMD, KCenter, KMeansPlusPlus
 from coresift.selectors.exhaustive import Exhaustive
 from coresift.selectors.frank_wolfe import FrankWolfe
@@ -14,6 +15,7 @@ from coresift.selectors.variance import VarianceReduction
 __all__ = [
     "GIGA",
     "LCMD",
+    "BatchBALD",
     "Exhaustive",
     "FrankWolfe",
     "GreedyLogDet",

@@ -23,10 +23,10 @@ class VarianceReduction(Selector[Space]):
 
         phi_n^T S M S phi_n / (phi_n^T S phi_n + s_n)
 
-    where phi_n (D,) are vectors whose inner products are the posterior covariances of predictions without
-    noise, s_n is the variance of the noise at point n, M = sum_t phi_t phi_t^T over the targets and S is the
-    identity, less what the labels before have explained; `search.gains` says how. The design is V-optimal; the
-    criterion is also known as ALC, active learning Cohn, and as integrated mean squared error.
+    where phi_n (D,) are vectors whose inner products are posterior covariances of predictions without noise,
+    s_n is the variance of the noise at point n, M = sum_t phi_t phi_t^T over the targets and S is the
+    identity, less what the labels before have explained; `search.gains` says how. The design is V-optimal;
+    the criterion is also known as ALC (active learning Cohn) and as integrated mean squared error.
 
     A space for this selector has phi_n / sqrt(s_n) for vectors and M for `VectorSpace.target_moment`; without
     one, its own points are the targets. The residuals are the root of the targets' summed variance.
@@ -37,9 +37,10 @@ class VarianceReduction(Selector[Space]):
     Seo et al., Gaussian Process Regression: Active Data Selection and Test Point Rejection, 2000.
 
     >>> from coresift.spaces.vectors import VectorSpace
-    >>> space = VectorSpace(torch.tensor([[3.0, 2.9, 0.0], [0.0, 0.1, 1.0]]))
+    >>> space = VectorSpace(torch.tensor([[3.0, 2.0, 0.0], [0.0, 0.1, 1.0]]))
+    >>> space.target_moment = torch.diag(torch.tensor([0.0, 1.0]).double())  # the second number alone counts
     >>> VarianceReduction().select(space, budget=2).index
-    array([0, 2])
+    array([2, 1])
     """
 
     bytes_per_pair: ClassVar[int] = limits.VARIANCE_PAIR_BYTES

@@ -32,14 +32,14 @@ class PredictiveCovariance:
     of phi_t phi_t^T over ``Problem.target`` or, without it, over the pool.
 
     A model with a closed form registers it with `exact_predictive_rows`: vectors phi_n / sqrt(s) for a noise
-    variance s that all points share. The falls of variance are then in units of s. For other models, phi_n are
-    the deviations of what J samples predict from their mean, over sqrt(J), and s_n is the mean over samples of
+    variance s that all points share. Variances are then in units of s. For other models, phi_n are the
+    deviations of what J samples predict from their mean, over sqrt(J), and s_n is the mean over samples of
     the variance of y.
 
-    For classes, these are the deviations of all C probabilities, one after the other, and s_n is the mean over
-    samples of sum_c p_c (1 - p_c). That is exact for two classes as far as label and prediction are jointly
-    Gaussian. For more, one label stands for C observations, one for each class, and covariances between
-    different classes are left out.
+    For classes, these are the deviations of all C probabilities, one after the other, and s_n is the mean
+    over samples of sum_c p_c (1 - p_c). That is exact for two classes as far as label and prediction are
+    jointly Gaussian. For more, one label stands for C observations, one for each class, and covariances
+    between different classes are left out.
 
     Parameters
     ----------
@@ -52,19 +52,29 @@ class PredictiveCovariance:
     def __call__(self, problem: Problem) -> VectorSpace:
         posterior, theta = problem.posterior, problem.draw()
         seed = int(torch.randint(2**62, (), generator=problem.generator))
-        if exact := problem.closed_form(exact_predictive_rows):
-            return _space(problem, MAPPED_ROWS, lambda x: _with_noise_of_one(exact(posterior, x)))
+        rows_of = covariance_rows(problem, theta)
+        if problem.closed_form(exact_predictive_rows):
+            return _space(problem, MAPPED_ROWS, rows_of)
 
-        def sampled(x: Tensor) -> tuple[Tensor, Tensor]:
-            rows, noise = deviations_and_noise(posterior.conditional(x, theta))
+        def projected(x: Tensor) -> tuple[Tensor, Tensor]:
+            rows, noise = rows_of(x)
             return project(rows, self.num_dimensions, seed), noise
 
         first = first_prediction(posterior, problem.pool, theta)
-        return _space(problem, rows_at_a_time(first, MAPPED_ROWS), sampled)
+        return _space(problem, rows_at_a_time(first, MAPPED_ROWS), projected)
 
 
-def _with_noise_of_one(rows: Tensor) -> tuple[Tensor, Tensor]:
-    return rows, rows.new_ones(len(rows))
+def covariance_rows(problem: Problem, theta: Any) -> Rows:
+    """Return the function that maps rows to vectors phi_n and noise: in closed form, or for J samples."""
+    posterior = problem.posterior
+    if exact := problem.closed_form(exact_predictive_rows):
+
+        def exact_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+            rows = exact(posterior, x)
+            return rows, rows.new_ones(len(rows))
+
+        return exact_rows
+    return lambda x: deviations_and_noise(posterior.conditional(x, theta))
 
 
 def _space(problem: Problem, block: int, rows_of: Rows) -> VectorSpace:
