@@ -87,6 +87,7 @@ LEAST_GAIN = 1e-4  # share of the sum of all distances that jumps of medoids sav
 
 # --- strategies and select
 GIGA_BYTES = LOG_DET_BYTES = 70  # memory of a point that these selectors need besides the space
+FISHER_PAIR_BYTES = 80  # memory of a number of the Fisher information of a last layer
 VARIANCE_PAIR_BYTES = 100  # memory of a pair of a vector's numbers, in a dozen matrices of float64
 TOP_BYTES, GUMBEL_BYTES, RANDOM_BYTES = 50, 75, 40
 MEDOID_BYTES, MEDOID_COPIES = 100, 12  # of a point; of its vector

@@ -15,7 +15,7 @@ from coresift.checks import as_bytes, check_room
 from coresift.errors import InputError, shown
 from coresift.pool import as_pool
 from coresift.posteriors.samples import numbers_a_row, rows_at_a_time
-from coresift.scores import ClassScore
+from coresift.scores import Score
 from coresift.selectors import KMedoids
 from coresift.spaces.base import KernelSpace, Problem
 from coresift.spaces.features import model_features
@@ -82,7 +82,9 @@ def left_for_space(memory: int, strategy: Strategy, problem: Problem, taken: int
         check_room(size, each, memory, "raise the limit")
         memory -= each * size
     space = _space_of_one(strategy, problem)
-    if isinstance(space, KernelSpace | ClassScore):
+    if isinstance(space, Score):
+        check_room(size, space.bytes_per_point, memory - space.bytes_of_matrices, "raise the limit")
+    if isinstance(space, KernelSpace):
         advice = "try 'predictive-lcmd', or 'acs-fw' with exact=False, whose vectors go to a file"
         check_room(size, space.bytes_per_point, memory, advice)
     if not isinstance(space, VectorSpace):

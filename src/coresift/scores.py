@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial, singledispatch
 from typing import Any
 
@@ -31,10 +31,23 @@ from coresift.types import Index
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """One number for each point, ``values`` (N,); equal rows of the ``pool`` are duplicates."""
+    """One number for each point, ``values`` (N,); equal rows of the ``pool`` are duplicates.
+
+    A subclass that has more for its selector says what that takes.
+    """
 
     values: Tensor
     pool: Pool | None = None
+
+    @property
+    def bytes_per_point(self) -> int:
+        """Memory for each point, besides what the selector counts."""
+        return 0
+
+    @property
+    def bytes_of_matrices(self) -> int:
+        """Memory that does not depend on how many points there are."""
+        return 0
 
     def __post_init__(self) -> None:
         check_shape(self.values, (None,), "a score")
@@ -282,7 +295,8 @@ def _information_of_gaussians(rows_of: Rows, targets: Tensor, x: Tensor) -> Tens
 class ClassScore(Score):
     """Class probabilities ``probs`` (N, J, C) by J posterior samples, with their information as values."""
 
-    probs: Tensor = field(kw_only=True)
+    _: KW_ONLY
+    probs: Tensor
 
     @property
     def bytes_per_point(self) -> int:

@@ -26,6 +26,7 @@ from coresift.scores import (
 from coresift.selectors import (
     GIGA,
     LCMD,
+    Bait,
     BatchBALD,
     FrankWolfe,
     GreedyLogDet,
@@ -38,6 +39,7 @@ from coresift.selectors import (
     UniformRandom,
     VarianceReduction,
 )
+from coresift.selectors.bait import fisher_score
 from coresift.spaces.base import Problem
 from coresift.spaces.covariance import PredictiveCovariance
 from coresift.spaces.features import features
@@ -181,6 +183,12 @@ STRATEGIES: dict[str, Strategy] = {
         KMeansPlusPlus(),
         "hypothetical loss gradients, k-means++ draws",
         needs_classes=True,
+        uses_labelled=True,
+    ),
+    "bait": Strategy(
+        fisher_score,
+        Bait(),
+        "least uncertainty about a last layer where the pool depends on it",
         uses_labelled=True,
     ),
     "predictive-lcmd": Strategy(

@@ -1,5 +1,6 @@
 """Selectors: each turns a space or a score into a batch."""
 
+from coresift.selectors.bait import Bait
 from coresift.selectors.base import Selection, Selector
 from coresift.selectors.batch_bald import BatchBALD
 from coresift.selectors.distance import LCMD, KCenter, KMeansPlusPlus
@@ -15,6 +16,7 @@ from coresift.selectors.variance import VarianceReduction
 __all__ = [
     "GIGA",
     "LCMD",
+    "Bait",
     "BatchBALD",
     "Exhaustive",
     "FrankWolfe",
