@@ -14,10 +14,11 @@ from coresift.selectors import (
     VarianceReduction,
 )
 
-# They ask `cosine_search` or `centre_distances`, on a CPU, on a GPU, with vectors in a file and on Ray. Their
-# batch is the same at any scale of the vectors.
+# They ask `cosine_search` or `centre_distances`: tested on a CPU, on a GPU and with vectors in a file. On
+# Ray, strategies are tested: those with ``shards=True`` in `STRATEGIES`.
+# Their batch is the same at any scale of the vectors.
 SEARCHING = [FrankWolfe(), FrankWolfe(fill=False), GIGA(), LCMD(), KCenter(), KMeansPlusPlus()]
-# They draw nothing at random and fill the batch.
+# They draw nothing at random and fill the batch. All of them are in OF_SPACES too.
 STEADY = [
     FrankWolfe(),
     FrankWolfe(start="vertex"),

@@ -27,6 +27,8 @@ NETWORK_ROWS = 1024  # rows that a network is given at a time, at most
 NETWORK_NUMBERS = 2**22  # numbers in these rows, at most: a wide network needs many times an image's memory
 PREDICTIVE_NUMBERS = 2**23  # numbers that a predictive holds at a time: a quarter of a gigabyte in all
 MAPPED_NUMBERS = 2**20  # numbers of a block of points that is mapped, as a rule
+FOURIER_FREQUENCIES = 1024  # of random draws of a Gaussian process; changes what is chosen
+PIVOTS, PIVOT_CANDIDATES = 512, 2000  # of a Gaussian process on a pool; both change what is chosen
 TRIAL_ROWS = 16  # rows passed to a function to count its numbers per row; one row would hide wrong shapes
 
 # --- spaces
@@ -107,6 +109,9 @@ IMAGES_CHECKED = 64  # images of a block whose units are checked
 MASKED_NUMBERS = 2**20  # numbers a layer holds at a time under all dropout masks: those fit into a cache
 LAST_LAYER_WEIGHTS = 2**14  # weights whose covariance takes 2 GiB, and its factor as much again
 LAPLACE_ROWS = 1024  # rows run through the network at a time for the curvature
+# Rows of a Gaussian process, drawn at random from larger sets: on which starts of the optimiser are compared,
+# and with inducing points those that the kernel is fitted to. Both change the fit.
+START_ROWS, KERNEL_ROWS = 500, 2000
 
 # --- labelling
 ITEM_NUMBERS = 4_000_000  # numbers read at a time from an array with wide rows

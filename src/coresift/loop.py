@@ -69,7 +69,10 @@ class Learner(Protocol[Model, Item, TakenAnswer, Record]):
 
 
 def ask_next(learner: Learner[Model, Item, AnyAnswer, Record], labeller: Labeller[Item, AnyAnswer]) -> Record:
-    """Fit, choose, look and ask: the half of a turn that ends where somebody has to answer."""
+    """Fit, choose, look and ask: the half of a turn that ends where somebody has to answer.
+
+    In a labelling project, the learner is a `coresift.labelling.rounds.NextBatch`.
+    """
     model = learner.fit()
     items = learner.choose(model)
     record = learner.look(model, items)

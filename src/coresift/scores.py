@@ -18,7 +18,9 @@ from coresift.checks import check_classes, check_finite, check_integer, check_sa
 from coresift.errors import InputError
 from coresift.pool import Pool, as_pool, read
 from coresift.posteriors.base import FiniteSamples, Posterior
+from coresift.posteriors.gaussian_process import GaussianProcessPosterior
 from coresift.posteriors.linear import LinearPosterior, NormalInverseGammaPosterior
+from coresift.posteriors.nystrom import GaussianProcessOnPool
 from coresift.posteriors.probit import ProbitPosterior
 from coresift.posteriors.samples import choose, first_prediction, mixture, numbers_a_row, rows_at_a_time
 from coresift.spaces.base import Problem, Space
@@ -127,7 +129,8 @@ def bald(
     numbers: int = limits.BALD_NUMBERS,
     **given: Any,
 ) -> Score:
-    """Score points by expected information gain: exact for linear and probit regression, sampled for others.
+    """Score points by expected information gain: in closed form for linear and probit regression
+    and for Gaussian processes, sampled for others.
 
     I[y; theta | x, D0] = H[y | x, D0] - E[H[y | x, theta]], never below zero. For regression, the entropy of
     the prediction is that of ``posterior.predictive``, for which dropout uses draws of its own.
@@ -170,8 +173,14 @@ def exact_information(posterior: Posterior, x: Tensor) -> Tensor:
 
 
 @exact_information.register
-def _(posterior: LinearPosterior, x: Tensor) -> Tensor:
-    """Return 1/2 log(1 + x^T S x / s0^2)."""
+def _(posterior: GaussianProcessOnPool, x: Tensor) -> Tensor:
+    return exact_information(posterior.process, x)
+
+
+@exact_information.register(GaussianProcessPosterior)
+@exact_information.register(LinearPosterior)
+def _(posterior: GaussianProcessPosterior | LinearPosterior, x: Tensor) -> Tensor:
+    """Return 1/2 log(1 + v / s0^2) for the variance v of f(x), x^T S x in linear regression."""
     return 0.5 * torch.log1p(posterior.function_variance(x) / posterior.noise_variance)
 
 

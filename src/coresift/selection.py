@@ -30,7 +30,9 @@ from coresift.limits import SWAPPED_AXES
 from coresift.memory import check_memory, held_bytes, left_for_space
 from coresift.pool import ArrayPool, Pool, PoolLike, as_float, as_pool
 from coresift.posteriors.base import Posterior
+from coresift.posteriors.gaussian_process import GaussianProcessPosterior
 from coresift.posteriors.network import last_layer_input, split_last_layer
+from coresift.posteriors.nystrom import GaussianProcessOnPool
 from coresift.posteriors.samples import ClassSamples, GaussianSamples
 from coresift.spaces.base import Problem, default_num_samples
 from coresift.strategies import DEFAULT, STRATEGIES, Strategy, find_strategy
@@ -171,7 +173,7 @@ def _check_arguments(old: dict[str, Any]) -> None:
 def _problem(given: _Given, method: Strategy, budget: int, resources: Resources, seed: int) -> Problem:
     local = resources.engine is None  # the workers of a cluster apply a network themselves
     held = held_bytes() if local and resources.memory is not None else 0
-    model, source = _model(given)
+    model, source = _model(given)  # source: the pool
     budget = check_budget(budget, len(source))
     known, target = _labelled_rows(given, source), _target_rows(given, source, method)
     of_pool = given.pool if given.predicted and given.features is None else given.features
@@ -182,10 +184,13 @@ def _problem(given: _Given, method: Strategy, budget: int, resources: Resources,
         model, source, known = split_last_layer(model, source, known, memory)
         if memory is not None and source is not before:
             memory -= max(held_bytes() - held, 0)  # the network's outputs, where they are kept in memory
+    generator = make_generator(seed)
+    if isinstance(model, GaussianProcessPosterior):
+        model = GaussianProcessOnPool.of(model, source, generator)
     return Problem(
         source,
         model,
-        generator=make_generator(seed),
+        generator=generator,
         labelled=known,
         target=target,
         features=features,
@@ -208,7 +213,11 @@ def _ray(method: Strategy) -> Callable[..., Batch]:
 
 
 def _model(given: _Given) -> tuple[Posterior | None, Pool]:
-    """Return the posterior, and the pool that it reads."""
+    """Return the posterior, and the pool that it reads.
+
+    If predictions were passed instead of a model, these are themselves the pool: a row holds the K samples'
+    predictions for one point (see `posteriors.samples`).
+    """
     if sum(model is not None for model in (given.posterior, given.probs, given.means)) > 1:
         raise InputError("pass only one of posterior=, probs= and means=")
     if (given.means is None) != (given.variances is None):

@@ -97,6 +97,7 @@ class Strategy:
         space = self.build(problem)
         if isinstance(space, Score) and problem.points is not None:
             space = replace(space, pool=problem.points)
+        # A selector's seed may be a generator. This one goes on where the draws of `build` ended.
         return self.selector.select(space, budget, pending=pending, exclude=exclude, seed=problem.generator)
 
     def with_options(self, **options: Any) -> Strategy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import shutil
 import subprocess
 import sys
@@ -36,7 +37,7 @@ models.forest = {kind = "forest", num_trees = 8}
 [classification]
 per_class = 2
 data = ["kinds.csv"]
-methods = ["random", "margin", "acs-fw"]
+methods = ["random", "margin", "acs-fw", "oracle"]
 models.forest = {kind = "forest", num_trees = 8}
 """
 
@@ -96,6 +97,7 @@ def test_run_and_report(folder: Path) -> None:
     assert len(page.splitlines()) < 80
     html = (folder / "results/mine/report.html").read_text()
     assert "kinds" in html and "waves" in html
+    assert "of the oracle's gain" in page.split("## Classification")[1]
     # The page can be made from the packed rounds alone.
     for log in folder.glob("results/mine/*/*/*.jsonl"):
         log.unlink()
@@ -112,6 +114,26 @@ def test_summary_takes_seeds_that_all_methods_have(folder: Path) -> None:
     assert summary.gain("random").mean == pytest.approx(1)
 
 
+def test_the_oracle_is_no_method_to_compare(folder: Path) -> None:
+    records, _ = read(folder / "results" / "mine" / "classification-forest")
+    summary = Summary.of(records)
+    assert "oracle" not in summary.methods and "oracle" not in summary.counts("random")
+    random, best = (summary.areas["kinds"][name].mean() for name in ("random", "oracle"))
+    share = summary.attained("margin")
+    assert share == pytest.approx((random - summary.areas["kinds"]["margin"].mean()) / (random - best))
+
+
+def test_an_oracle_that_was_stopped_continues(folder: Path) -> None:
+    log = folder / "results/mine/classification-forest/kinds/oracle.jsonl"
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join(lines[:3]) + "\n")
+    call("run", "mine.toml", "--methods", "oracle")
+    chosen = [
+        [json.loads(line).get("chosen") for line in text] for text in (lines, log.read_text().splitlines())
+    ]
+    assert sorted(map(str, chosen[0])) == sorted(map(str, chosen[1]))
+
+
 def test_first_labels_have_each_class(folder: Path) -> None:
     suite = Suite.load("mine.toml")
     simulation = suite.parts["classification-forest"].simulation("kinds", None, "cpu", 1)
@@ -122,7 +144,7 @@ def test_first_labels_have_each_class(folder: Path) -> None:
         assert min(np.unique(simulation.y[rows], return_counts=True)[1]) >= 2
 
 
-@pytest.mark.parametrize("name", ["quick", "tables", "large", "text"])
+@pytest.mark.parametrize("name", ["quick", "tables", "large", "text", "oracle"])
 def test_suites_that_come_with_the_package(name: str) -> None:
     suite = Suite.load(f"suite:{name}")
     for part in suite.parts.values():

@@ -14,6 +14,7 @@ from coresift import InputError
 from coresift.estimators import (
     EnsembleClassifier,
     EnsembleRegressor,
+    GaussianProcessRegressor,
     LaplaceClassifier,
     NeuralLinearClassifier,
     NeuralLinearRegressor,
@@ -32,6 +33,7 @@ def saved(tmp_path_factory):
         NeuralLinearClassifier(**options).fit(X, np.where(Y > 0, "up", "down")),
         EnsembleRegressor(num_members=2, **options).fit(X, np.stack([Y, -Y], 1)),
         LaplaceClassifier(**options).fit(X, Y > 0),
+        GaussianProcessRegressor(random_state=0, progress=False).fit(X, Y),
     ]
     folders = [tmp_path_factory.mktemp("model") for _ in models]
     for model, folder in zip(models, folders, strict=True):

@@ -8,6 +8,7 @@ from coresift.estimators import (
     DropoutRegressor,
     EnsembleClassifier,
     EnsembleRegressor,
+    GaussianProcessRegressor,
     LaplaceClassifier,
     LaplaceRegressor,
     NeuralLinearClassifier,
@@ -21,6 +22,7 @@ ESTIMATORS = [
     *(kind(epochs=8, num_members=2, progress=False) for kind in (EnsembleRegressor, EnsembleClassifier)),
     *(kind(epochs=8, num_predictive=20, progress=False) for kind in (DropoutRegressor, DropoutClassifier)),
     *(kind(epochs=8, progress=False) for kind in (LaplaceRegressor, LaplaceClassifier)),
+    GaussianProcessRegressor(progress=False),
 ]
 ROUNDING = "networks compute in float32: products of other rows, or of rows elsewhere, round differently"
 MAY_FAIL = dict.fromkeys(

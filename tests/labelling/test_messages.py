@@ -342,7 +342,7 @@ def test_a_file_that_has_grown_is_told_what_was_left_out(tmp_path):
     run("ingest", project, mine)
     run("ingest", project, labels(tmp_path / "mended.csv", {30: "ship"}))
     text = run("ingest", project, labels(mine, {30: "bill", 31: "tech"}))
-    assert "1 new labels, 1 ignored, since a newer answer or a correction is known" in text
+    assert "1 new labels, 1 outdated, since a newer answer or a correction is known" in text
     assert say("status", project)["classes"]["ship"] == 8
 
 

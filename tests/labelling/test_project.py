@@ -464,7 +464,7 @@ def test_a_pool_that_changes_while_the_project_begins_is_noticed(tmp_path, monke
 @pytest.mark.parametrize(
     "where",
     [
-        ["opened.open_pool", "creation.open_pool"],
+        ["open_project.open_pool", "creation.open_pool"],
         ["storage.stamp_of"],
         ["pools.ItemPool.fingerprint"],
     ],

@@ -16,6 +16,7 @@ from coresift.estimators import (
     DropoutRegressor,
     EnsembleClassifier,
     EnsembleRegressor,
+    GaussianProcessRegressor,
     LaplaceClassifier,
     LaplaceRegressor,
     NeuralLinearClassifier,
@@ -100,6 +101,8 @@ def test_training_side_by_side():
         NeuralLinearClassifier(epochs=50, device="cuda", random_state=0),
         EnsembleRegressor(epochs=50, num_members=3, device="cuda", random_state=0),
         EnsembleClassifier(epochs=50, num_members=3, device="cuda", random_state=0),
+        GaussianProcessRegressor(device="cuda", random_state=0),
+        GaussianProcessRegressor(num_exact=50, num_inducing=20, device="cuda", random_state=0),
     ],
     ids=lambda model: type(model).__name__,
 )
@@ -146,11 +149,13 @@ def test_images_of_bytes(kind):
         LaplaceRegressor,
         LaplaceClassifier,
         NeuralLinearClassifier,
+        GaussianProcessRegressor,
     ],
 )
 def test_posteriors_move_to_the_cpu(kind):
     x = normal(60, 3)
-    model = kind(epochs=5, device="cuda", random_state=0)
+    few = {} if kind is GaussianProcessRegressor else {"epochs": 5}
+    model = kind(**few, device="cuda", random_state=0)
     y = x[:, 0] > 0 if hasattr(model, "predict_proba") else x[:, 0]
     posterior = model.fit(x.numpy(), y.numpy()).posterior_
     expected = posterior.predictive(x).mean if y.is_floating_point() else posterior.predictive(x).probs

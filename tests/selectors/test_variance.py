@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from coresift import InputError, Resources, find_strategy, select
 from coresift.pool import as_pool
-from coresift.posteriors import BayesianLinearRegression, ClassSamples, FunctionPosterior, GaussianSamples
+from coresift.posteriors import (
+    BayesianLinearRegression,
+    ClassSamples,
+    FunctionPosterior,
+    GaussianSamples,
+    Matern52,
+    exact_posterior,
+)
 from coresift.scores import PredictiveInformation
 from coresift.search.gains import VectorTable
 from coresift.selectors import VarianceReduction
@@ -69,6 +76,17 @@ def test_linear_regression_fitted_again():
         pending=batch.index[:2],
     )
     assert more.index.tolist() == expected[2:]
+
+
+def test_a_gaussian_process():
+    """Its covariances as they are, against finite vectors of them."""
+    pool, target, labelled = normal(40, 2), normal(15, 2, seed=1), normal(6, 2, seed=2)
+    kernel = Matern52(torch.zeros(2).double(), torch.ones(2).double(), 1.0)
+    process = exact_posterior(kernel, 0.1, labelled, labelled[:, 0])
+    noise = torch.full((40,), 0.1).double()
+    expected = greedy(process.covariance(pool, pool), process.covariance(pool, target), noise, 6)
+    batch = select(pool, posterior=process, target=target, strategy="variance-reduction", budget=6)
+    assert batch.index.tolist() == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -15,6 +15,7 @@ import torch
 from coresift import estimators, limits
 from coresift.bench.data import IMAGES, are_images, checksum, load_images, load_table
 from coresift.bench.models import BaggedLogistic, ForestClassifier, ForestRegressor
+from coresift.bench.oracle import ORACLE, BeamSearch
 from coresift.bench.peers import PEERS
 from coresift.bench.replay import Method, Simulation
 from coresift.checks import check_integer, check_switch
@@ -34,6 +35,7 @@ _REGRESSORS: dict[str, type[Any]] = {
     "ensemble": estimators.EnsembleRegressor,
     "dropout": estimators.DropoutRegressor,
     "laplace": estimators.LaplaceRegressor,
+    "gaussian-process": estimators.GaussianProcessRegressor,
     "forest": ForestRegressor,
 }
 _CLASSIFIERS: dict[str, type[Any]] = {
@@ -155,7 +157,8 @@ class Experiment:
         model = dict(_table("model", described.get("model", {})))
         kind = model.pop("kind", "neural-linear")
         _check_words([kind], family.models, "model.kind")
-        known = {*family.models[kind]().get_params(), *family.instead} - _NOT_OPTIONS
+        options = family.models[kind]().get_params()
+        known = {*options, *(family.instead if "network" in options else ())} - _NOT_OPTIONS
         _check_words(model, known, "[model]")
         for name, source in named.items():
             _check_words(source, family.source, f"[data.{name}]")
@@ -198,6 +201,8 @@ class Experiment:
         }
         for name in ("per_class", "judged"):  # which older logs lack
             settings |= {name: getattr(self, name)} if getattr(self, name) else {}
+        if method == ORACLE:
+            settings["search"] = asdict(BeamSearch())
         # Published images have their published split; those of a user's file may be split differently later.
         if source.of_images and source.table not in IMAGES:
             settings["num_test"] = simulation.num_test
@@ -321,11 +326,11 @@ def _methods(described: Mapping[str, Any]) -> dict[str, Method]:
         _check_words(options, known, f"[method.{name}]")
         own[name] = Method(**{"strategy": name, **options})
     names = _names("methods", described.get("methods", list(own)))
-    _check_words(names, {*own, *STRATEGIES, *PEERS}, "methods")
+    _check_words(names, {*own, *STRATEGIES, *PEERS, ORACLE}, "methods")
     # A file cannot be called by a name with a colon.
     methods = {name.replace(":", "-"): own.get(name, Method(name)) for name in names}
     for method in methods.values():
-        if method.strategy not in PEERS:
+        if method.strategy not in (*PEERS, ORACLE):
             method.resolved()  # raises for an unknown strategy or option
     return methods
 

@@ -2,7 +2,8 @@
 
 It is no strategy: a beam search trains models on the true labels of candidate batches, and keeps the best
 labelled sets. Only few candidates are tried, so a perfect strategy may do better still. The test set is not
-looked at while it searches: sets are judged by the rows of the pool that stay without a label.
+looked at while it searches: sets are judged by the rows of the pool that stay without a label. In the file of
+an experiment or a suite, the method "oracle" is this search.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 from coresift.bench.measures import measure
 from coresift.bench.replay import Method, Round, Simulation, State, choose
 from coresift.types import Index
+
+ORACLE = "oracle"  # among the methods of an experiment
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from rich.console import Console
 import coresift
 from coresift.bench.config import Experiment
 from coresift.bench.display import Run, display
+from coresift.bench.oracle import ORACLE, BeamSearch
 from coresift.bench.replay import Begun, Round, Simulation, State, step
 from coresift.bench.store import Log
 from coresift.errors import InputError
@@ -63,6 +64,8 @@ def run_experiment(
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"device is {device!r}, but torch finds no such device here; try 'cpu'")
     made, names = _made(device), list(experiment.methods)
+    if together and ORACLE in names:
+        raise InputError(f"{ORACLE!r} searches by itself: run it without --together, or leave it out")
     # All tables and files are checked before the first long computation.
     simulations = {data: experiment.simulation(data, folder, device, workers) for data in experiment.data}
     seeds = _seeds(experiment, only_seed, simulations.values())
@@ -121,7 +124,8 @@ class _Group:
     @property
     def side_by_side(self) -> list[list[Run]]:
         """The runs that take each turn together."""
-        return [[run] for run in self.runs] if self.simulation.one_by_one else [self.runs]
+        alone = self.simulation.one_by_one or ORACLE in self.names
+        return [[run] for run in self.runs] if alone else [self.runs]
 
     def run(self, begun: Begun, console: Console | None = None) -> None:
         """Continue the runs from what is recorded, and record each turn; see `step`."""
@@ -133,7 +137,8 @@ class _Group:
             show(last)
             for together in self.side_by_side:
                 while alive := [run for run in together if not states[run].done]:
-                    last |= self._turn(alive, states, begun)
+                    searches = ORACLE in self.names
+                    last |= self._search(alive[0], states) if searches else self._turn(alive, states, begun)
                     show(last)
 
     def _recorded(self) -> dict[Run, list[Round]]:
@@ -171,6 +176,15 @@ class _Group:
         for name in self.names:
             self.log(name).append(_of_method(name, found))
         return found
+
+    def _search(self, run: Run, states: dict[Run, State]) -> dict[Run, Round]:
+        """Let the oracle search from the first labels of one seed, and record what is not yet recorded."""
+        name, seed = run
+        rounds = BeamSearch().run(self.simulation, seed)
+        for turn in rounds[states[run].fits :]:
+            states[run] = states[run].after(turn)
+            self.log(name).append({seed: turn})
+        return {run: rounds[-1]}
 
 
 def _whole_turns(recorded: Mapping[Run, list[Round]]) -> dict[Run, list[Round]]:

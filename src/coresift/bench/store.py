@@ -90,6 +90,7 @@ class Log:
 
         Settings are all that decides the results; ``made`` says where they come from, such as the command.
         """
+        settings = json.loads(json.dumps(settings))  # as they are read again, with lists instead of tuples
         if not self.path.exists() or not self.rounds():  # such as after a mistake in the model's options
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._replace([{"settings": settings, "made": [made or {}]}])

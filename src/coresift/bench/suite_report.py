@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from coresift.atomic import write_text
 from coresift.bench import across
+from coresift.bench.oracle import ORACLE
 from coresift.bench.statistics import LEVEL
 from coresift.bench.store import PACKED, pack, read
 from coresift.bench.summary import RANDOM, REFERENCES, Summary
@@ -195,7 +196,11 @@ def _best(summary: Summary) -> list[Part]:
 def _tables_table(name: str, summary: Summary) -> Table:
     """Mean error over all rounds on each data set."""
     methods = [RANDOM, *(other for other in summary.methods if other != RANDOM)]
-    rows = [[data, *(f"{of[method].mean():.4g}" for method in methods)] for data, of in summary.areas.items()]
+    methods += [ORACLE] if any(ORACLE in of for of in summary.areas.values()) else []
+    rows = [
+        [data, *(f"{of[method].mean():.4g}" if method in of else NOTHING for method in methods)]
+        for data, of in summary.areas.items()
+    ]
     return Table(
         ["data set", *methods],
         rows,

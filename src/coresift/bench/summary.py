@@ -13,10 +13,11 @@ import numpy as np
 
 from coresift.bench import across
 from coresift.bench.across import Interval, Scores, Verdict
+from coresift.bench.oracle import ORACLE
 from coresift.bench.store import Record
 from coresift.types import Floats
 
-RANDOM, ORACLE = "random", "oracle"
+RANDOM = "random"
 REFERENCES = (RANDOM, "margin")
 
 
@@ -62,15 +63,20 @@ class Summary:
         }
 
     @cached_property
+    def compared(self) -> Scores:
+        """The areas without those of the oracle, which is no strategy."""
+        return {data: _without(of, ORACLE) for data, of in self.areas.items()}
+
+    @cached_property
     def methods(self) -> list[str]:
         """Methods that all data sets have, by their mean rank."""
-        names, ranks = across.ranks({data: _without(of, ORACLE) for data, of in self.areas.items()})
+        names, ranks = across.ranks(self.compared)
         return [names[n] for n in np.argsort(ranks.mean(0), kind="stable")]
 
     @cached_property
     def ranks(self) -> dict[str, float]:
         """The mean rank of each method; 1 is best."""
-        names, ranks = across.ranks({data: _without(of, ORACLE) for data, of in self.areas.items()})
+        names, ranks = across.ranks(self.compared)
         return dict(zip(names, ranks.mean(0).tolist(), strict=True))
 
     def gaps(self, method: str, areas: Scores | None = None) -> Floats:
@@ -100,7 +106,7 @@ class Summary:
 
     def counts(self, reference: str) -> dict[str, Counter[Verdict]]:
         """Count for each method the data sets on which it wins, ties and loses."""
-        found = across.verdicts(self.areas, reference)
+        found = across.verdicts(self.compared, reference)
         return {name: Counter(verdicts.values()) for name, verdicts in found.items()}
 
     def attained(self, method: str) -> float | None:

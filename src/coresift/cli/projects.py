@@ -76,7 +76,7 @@ def _say_begun(project: Project, json: bool, is_guessed: bool) -> None:
     from coresift.labelling.labels import alike_classes
 
     settings, counts, classes = project.settings, project.ledger.counts(), project.class_counts()
-    corrections, ignored = project.ledger.first_corrections(), project.recall("ignored")
+    corrections, no_label_words = project.ledger.first_corrections(), project.recall("ignored")
     alike = alike_classes(classes) if settings.classes is None else []
     facts = {
         "project": project.folder,
@@ -86,7 +86,7 @@ def _say_begun(project: Project, json: bool, is_guessed: bool) -> None:
         "features": settings.features,
         "id": settings.reading.id,
         "corrections": [*map(asdict, corrections)],
-        "ignored": ignored,
+        "ignored": no_label_words,
         "alike_classes": alike,
         "broken": settings.reading.skip,
     }
@@ -95,7 +95,7 @@ def _say_begun(project: Project, json: bool, is_guessed: bool) -> None:
         facts,
         *words.begun(project, counts["labelled"], is_guessed),
         words.corrections(corrections),
-        words.ignored_cells(ignored, settings.task),
+        words.no_label_words(no_label_words, settings.task),
         words.alike_classes(alike, classes),
         None if counts["labelled"] or project.pool.targets is not None else words.no_labels(project),
         words.next_step(project.folder, counts["unlabelled"]),
@@ -188,7 +188,7 @@ _OUTCOMES = {
     "corrected": "corrections",
     "skipped": "skipped",
     "same": "known already",
-    "outdated": "ignored, since a newer answer or a correction is known",
+    "outdated": "outdated, since a newer answer or a correction is known",
 }
 
 
@@ -208,14 +208,14 @@ def ingest(
         new_classes = ingested.new_classes if ingested.known else {}
         alike = alike_classes(ingested.new_classes)
         told = ", ".join(f"{outcomes[name]} {word}" for name, word in _OUTCOMES.items() if outcomes[name])
-        others = {"new_classes": new_classes, "ignored": ingested.ignored, "alike_classes": alike}
+        others = {"new_classes": new_classes, "ignored": ingested.no_label_words, "alike_classes": alike}
         say(
             json,
             {**outcomes, "counts": counts, **others},
             f"{file}: {told or 'no answers in it'}",
             f"{counts['labelled']:,} labels now, {counts['pending']:,} items pending",
             words.corrections(ingested.outcomes.corrections),
-            words.ignored_cells(ingested.ignored, opened.task),
+            words.no_label_words(ingested.no_label_words, opened.task),
             words.new_classes(new_classes, ingested.known),
             words.alike_classes(alike, ingested.new_classes),
         )

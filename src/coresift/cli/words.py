@@ -60,7 +60,7 @@ def _first_labels(count: int) -> str:
 
 def no_labels(project: Project) -> str:
     """Say why there are no labels yet."""
-    has_columns = project.kind in ("table", "text")
+    has_columns = project.pool_kind in ("table", "text")
     return "no labels yet" + (f": the pool has no column {project.target!r}" if has_columns else "")
 
 
@@ -75,7 +75,7 @@ def next_step(project: Path, unlabelled: int) -> str:
 # Labels.
 
 
-def ignored_cells(count: int, task: str) -> str | None:
+def no_label_words(count: int, task: str) -> str | None:
     """Count cells with a word for no label."""
     hint = "; if it is a class, name it with --classes at init" if task == "classification" else ""
     about = f"{count:,} cells ignored: their word (NA, null or the like) means that there is no label{hint}"
@@ -184,7 +184,7 @@ def where(project: Project, made: Round, out: Path | None) -> list[str]:
 def lost_pool(project: Project, reason: str, out: Path) -> str:
     """Say that only the labels are exported, and how to go on."""
     parts = [reason, "only the labels are written, as the ledger has them"]
-    if project.settings.reading.id is None and project.kind != "images":
+    if project.settings.reading.id is None and project.pool_kind != "images":
         named = "items are named by their row numbers"
         parts.append(f"{named}: make sure that the rows of a new pool are the same")
     if out.suffix.lower() == ".csv":  # which is what init takes

@@ -2,6 +2,7 @@
 
 from coresift.estimators.dropout import DropoutClassifier, DropoutPosterior, DropoutRegressor
 from coresift.estimators.ensemble import EnsembleClassifier, EnsembleRegressor
+from coresift.estimators.gaussian_process import GaussianProcessRegressor
 from coresift.estimators.laplace import LaplaceClassifier, LaplaceRegressor, laplace_posterior
 from coresift.estimators.neural_classifier import NeuralLinearClassifier
 from coresift.estimators.neural_linear import NeuralLinearRegressor
@@ -12,6 +13,7 @@ __all__ = [
     "DropoutRegressor",
     "EnsembleClassifier",
     "EnsembleRegressor",
+    "GaussianProcessRegressor",
     "LaplaceClassifier",
     "LaplaceRegressor",
     "NeuralLinearClassifier",

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from coresift import limits
 from coresift.checks import check_choice, check_finite, check_positive, check_shape
 from coresift.errors import InputError
-from coresift.estimators.base import LabelledSet, NetworkClassifier
+from coresift.estimators.base import NetworkClassifier
+from coresift.estimators.estimator import LabelledSet
 from coresift.estimators.networks.layers import AppendOne, substate
 from coresift.estimators.networks.losses import LEAST_VARIANCE, GaussianOutputs, Likelihood, SquaredError
 from coresift.estimators.saving import State, head_tensors

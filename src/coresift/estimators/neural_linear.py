@@ -15,7 +15,8 @@ from torch.distributions import Distribution, Independent, Normal, StudentT
 
 from coresift.checks import check_integer, check_positive
 from coresift.errors import InputError
-from coresift.estimators.base import LabelledSet, NetworkRegressor
+from coresift.estimators.base import NetworkRegressor
+from coresift.estimators.estimator import LabelledSet
 from coresift.estimators.networks import LabelledStack, Stack
 from coresift.estimators.networks.extractors import count_features
 from coresift.estimators.networks.layers import AppendOne, Standardise, substate

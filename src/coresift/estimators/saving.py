@@ -70,7 +70,7 @@ class Savable(BaseEstimator):  # type: ignore[misc]
             "format": FORMAT,
             "class": type(self).__name__,
             "options": {name: value for name, value in options.items() if name not in _MODULES},
-            "own_network": self.network is not None,
+            "own_network": getattr(self, "network", None) is not None,
             "n_features_in": self.n_features_in_,
             "feature_names_in": list(getattr(self, "feature_names_in_", [])),
             "targets": self._described_targets(),
@@ -105,8 +105,9 @@ class Savable(BaseEstimator):  # type: ignore[misc]
     def _read(cls, path: Path, network: Any, device: str | None) -> Self:
         described = json.loads((path / "model.json").read_text(encoding="utf-8"))
         cls._check_kind(described, path, network)
-        options = described["options"] | ({} if device is None else {"device": device})
-        estimator = cls(network=network, **options)
+        given = {"network": network, "device": device}
+        options = described["options"] | {name: value for name, value in given.items() if value is not None}
+        estimator = cls(**options)
         estimator._check_options()
         tensors = _read_weights(path / _weights_file(described), str(estimator.device))
         estimator._restore_columns(described["n_features_in"], described["feature_names_in"], tensors)
@@ -133,7 +134,7 @@ class Savable(BaseEstimator):  # type: ignore[misc]
         """Set the columns' number and names; raise if the weights are for others: a network may be huge."""
         self.n_features_in_ = check_integer(number, 1, "n_features_in")
         means = [value for name, value in tensors.items() if re.fullmatch(r"\w+\.(\d+\.)?0\.mean", name)]
-        if self.network is None and any(mean.shape[-1] != number for mean in means):
+        if getattr(self, "network", None) is None and any(mean.shape[-1] != number for mean in means):
             raise ValueError(f"n_features_in is {number}, but the weights are for others")
         if names:
             self.feature_names_in_ = np.array(names, dtype=object)
@@ -151,6 +152,9 @@ class Savable(BaseEstimator):  # type: ignore[misc]
     @abstractmethod
     def _fitted_state(self) -> State:
         """Tensors, and facts for JSON, from which `_restore` restores the fit."""
+
+    def _check_outputs(self) -> None:
+        """Raise if a restored model predicts other targets than those it is said to have learned."""
 
     @abstractmethod
     def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

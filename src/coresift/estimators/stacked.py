@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from coresift import limits
 from coresift.checks import check_choice
 from coresift.errors import InputError, shown
-from coresift.estimators.base import LabelledSet, NetworkEstimator, NetworkRegressor
+from coresift.estimators.base import NetworkEstimator, NetworkRegressor
+from coresift.estimators.estimator import LabelledSet
 from coresift.estimators.networks import LabelledStack, Objective, Stack
 from coresift.estimators.networks.extractors import count_features, seeded
 from coresift.estimators.networks.layers import Headed, Precision, Standardise, substate

@@ -67,7 +67,7 @@ class _FirstLabels(NamedTuple):
 
     task: Task
     known: Mapping[int, str]  # the labels of the pool, by position
-    ignored: int  # number of cells whose word stands for no label
+    no_label_words: int  # number of cells with a word for no label
     file: tuple[Sequence[Answer], str, str] | tuple[()]  # answers of a file, its name and fingerprint
 
 
@@ -105,7 +105,7 @@ def create_project(folder: Path, beginning: Beginning) -> None:
             facts = {
                 "settings": asdict(settings),
                 "coresift": coresift.__version__,
-                "ignored": labels.ignored,
+                "ignored": labels.no_label_words,
                 "features": storage.describe_features(new / storage.FEATURES),
             }
             Ledger.create(new / LEDGER, pool.ids(), facts, labels.known, *labels.file).close()
@@ -126,18 +126,18 @@ def _open(beginning: Beginning) -> ItemPool:
 
 def _first_labels(beginning: Beginning, pool: ItemPool) -> _FirstLabels:
     """Read the labels of the pool and of a file, and find out the task if nobody said it."""
-    known, ignored_cells = _pool_labels(beginning, pool)
+    known, words_in_pool = _pool_labels(beginning, pool)
     path = beginning.labels
     content = b"" if path is None else read_content(path)
     assumed = beginning.task or "classification"  # the labels may tell the task
-    answers, ignored = _read(beginning, pool, content, assumed)
+    answers, words_in_file = _read(beginning, pool, content, assumed)
     labels = [*known.values(), *(answer.label for answer in answers if answer.label)]
     task = beginning.task or _guess_task(labels, str(beginning.reading.target), pool.targets is not None)
     if task != assumed:
         answers, _ = _read(beginning, pool, content, task)
     known = {position: _checked(label, position, task, beginning) for position, label in known.items()}
     file = () if path is None else (answers, path.name, storage.fingerprint_of(content))
-    return _FirstLabels(task, known, ignored + ignored_cells, file)
+    return _FirstLabels(task, known, words_in_pool + words_in_file, file)
 
 
 def _pool_labels(beginning: Beginning, pool: ItemPool) -> tuple[dict[int, str], int]:
@@ -159,7 +159,7 @@ def _read(beginning: Beginning, pool: ItemPool, content: bytes, task: Task) -> t
         content,
         target=str(beginning.reading.target),
         task=task,
-        ids=lambda some: [id_ in ids for id_ in some],
+        are_known=lambda some: [id_ in ids for id_ in some],
         classes=beginning.classes,
         id_column=pool.reading.id,
     )

@@ -17,7 +17,7 @@ NAME, VERSION = "ledger.sqlite", 2
 
 # Tables begin at the same pages in all ledgers, and new columns come last; `repair` depends on both.
 # In events, weight says how many items of the pool are nearest to a chosen one, and own_weight is what the
-# selector gave it: ledgers of version 1 have the former alone.
+# selector gave it: ledgers of version 1 have the former alone. The kind 'opened' is `outcomes.REOPENED`.
 TABLES = """
 CREATE TABLE facts (
     fact INTEGER PRIMARY KEY, at TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL

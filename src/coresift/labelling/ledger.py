@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 from coresift.errors import InputError
 from coresift.labelling.database import NAME, Database, creating, damaged
-from coresift.labelling.outcomes import ANSWERS, NOTHING_NEW, Event, Outcome, kind_of, outcome
+from coresift.labelling.outcomes import ANSWERS, NOTHING_NEW, REOPENED, Event, Outcome, kind_of, outcome
 from coresift.labelling.records import Answer, Chosen, Labelled, Round, State
 
 # The state of an item by its last event, in the order in which states are listed.
 _STATES: dict[str, State] = {
     "labelled": "labelled",
     "chosen": "pending",
-    "opened": "unlabelled",
+    REOPENED: "unlabelled",
     "skipped": "skipped",
     "excluded": "excluded",
 }
@@ -80,7 +80,7 @@ class _Judged(NamedTuple):
 
     answer: Answer
     position: int  # of its item in the pool
-    before: str | None  # the item's current label, if it has one
+    former_label: str | None  # the label that the item had before, if any
     outcome: Outcome
 
     @property
@@ -228,7 +228,7 @@ class Ledger(Database):
     def reopen(self, positions: Iterable[int]) -> None:
         """Let items be chosen again."""
         with self.adding() as connection:
-            _add_changes(connection, now(), "opened", positions)
+            _add_changes(connection, now(), REOPENED, positions)
 
     def last_event(self) -> int:
         """Return the number of the last event of all."""
@@ -263,12 +263,12 @@ class Ledger(Database):
         return bool(self.row(query, (number,))[0])
 
     def withdrawn(self) -> dict[int, set[int]]:
-        """Return the positions of each round's items that were opened or excluded before an answer came."""
-        query = """
+        """Return the positions of each round's items that were reopened or excluded before an answer came."""
+        query = f"""
             SELECT round, position FROM events AS chosen WHERE kind = 'chosen' AND (
                 SELECT kind FROM events AS later
                 WHERE later.position = chosen.position AND later.event > chosen.event ORDER BY event LIMIT 1
-            ) IN ('opened', 'excluded')
+            ) IN ('{REOPENED}', 'excluded')
             """
         withdrawn: dict[int, set[int]] = defaultdict(set)
         for number, position in self.rows(query):
@@ -278,7 +278,7 @@ class Ledger(Database):
     def add_round(self, made: Round, excluded: Sequence[int] = (), withdrawn: Sequence[int] = ()) -> None:
         """Add a round with its batch, and items that are excluded from now on.
 
-        Items that are ``withdrawn`` were pending and are opened before that.
+        Items that are ``withdrawn`` were pending and are reopened before that.
         """
         states = self.states()
         newly_excluded = [position for position in excluded if states.get(position) != "excluded"]
@@ -288,7 +288,7 @@ class Ledger(Database):
             (made.at, one.position, made.number, one.rank, one.nearest, one.weight) for one in made.batch
         ]
         with self.adding() as connection:
-            _add_changes(connection, made.at, "opened", withdrawn)
+            _add_changes(connection, made.at, REOPENED, withdrawn)
             _add_changes(connection, made.at, "excluded", newly_excluded)
             connection.execute(_INSERT_ROUND, {**vars(made), **texts})
             connection.executemany(_INSERT_CHOSEN, batch)
@@ -304,9 +304,9 @@ class Ledger(Database):
         whoever gives it.
 
         An answer that comes in again does not undo an answer that somebody else gave since. A skip that comes
-        in again does not close an item that was opened since. An answer that says when it was given does not
-        replace one that was given later. ``source`` says where they come from, such as the name of a file,
-        and ``file_fingerprint`` is that of the file.
+        in again does not close an item that was reopened since. An answer that says when it was given does
+        not replace one that was given later. ``source`` says where they come from, such as the name of a
+        file, and ``file_fingerprint`` is that of the file.
         """
         judged = list(self._judged(answers, source, file_fingerprint))
         changes = [one for one in judged if one.is_new]
@@ -318,9 +318,9 @@ class Ledger(Database):
                 import_number = connection.execute(_INSERT_IMPORT, (at, source, file_fingerprint)).lastrowid
                 _add_answers(connection, at, [(import_number, one.position, one.answer) for one in changes])
         corrections = tuple(
-            Correction(one.answer.id, one.before, one.answer.label, one.answer.who)
+            Correction(one.answer.id, one.former_label, one.answer.label, one.answer.who)
             for one in changes
-            if one.before is not None
+            if one.former_label is not None
         )
         return AddedAnswers(corrections=corrections, **Counter(str(one.outcome) for one in judged))
 
@@ -333,13 +333,14 @@ class Ledger(Database):
     def _judged(
         self, answers: Sequence[Answer], source: str, file_fingerprint: str | None
     ) -> Iterator[_Judged]:
-        import_number = self._import_of(file_fingerprint)
+        earlier_import = self._import_of(file_fingerprint)
         positions = self.positions([answer.id for answer in answers])
         for answer, position in zip(answers, positions, strict=True):
             if position is None:
                 raise InputError(f"{source}: there is no item {answer.id!r} in the pool")
-            events = self._events(position) or [Event()]
-            yield _Judged(answer, position, events[-1].label, outcome(answer, source, events, import_number))
+            events = self._events(position)
+            former_label = events[-1].label if events else None
+            yield _Judged(answer, position, former_label, outcome(answer, source, events, earlier_import))
 
     def _import_of(self, file_fingerprint: str | None) -> int:
         """The number of the import in which a file of this content came in before; 0 if none did."""

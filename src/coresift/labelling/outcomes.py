@@ -16,18 +16,25 @@ Outcome: TypeAlias = Literal["new", "same", "corrected", "skipped", "outdated"]
 
 # Events that are answers, and outcomes of answers that add nothing.
 ANSWERS, NOTHING_NEW = ("labelled", "skipped"), ("same", "outdated")
+# The event of an item that may be chosen again: it was reopened, or withdrawn from a batch. The file of a
+# ledger has this older word for it.
+REOPENED = "opened"
 
 
 class Event(NamedTuple):
-    """One thing that happened to an item; an answer came in by an import, from a source."""
+    """One thing that happened to an item.
 
-    kind: str = "opened"  # also stands for an item to which nothing happened yet
+    An answer came in by an import: one file that was ingested, or one pull from Label Studio. The labels of
+    the pool and those of ``init --labels`` are the first two imports.
+    """
+
+    kind: str  # "chosen", "labelled", "skipped", "excluded" or `REOPENED`
     label: str | None = None
     who: str | None = None
-    said_at: str | None = None
-    at: str = ""
-    source: str | None = None
-    import_number: int | None = None
+    said_at: str | None = None  # when the answer was given, if known: `Answer.at`
+    at: str = ""  # when it was written to the ledger; for an answer, when it came in
+    source: str | None = None  # of an answer: the name of a file or of a labelling server
+    import_number: int | None = None  # of an answer
 
     def says(self, answer: Answer) -> bool:
         """Whether it has the same content as an answer."""
@@ -52,9 +59,9 @@ class Event(NamedTuple):
         same_sender = self.who == answer.who if self.who and answer.who else self.source == source
         return answer.at is None and self.says(answer) and same_sender
 
-    def is_up_to(self, import_number: int) -> bool:
-        """Whether it came in by the import with this number, or by an earlier import."""
-        return 0 < (self.import_number or 0) <= import_number
+    def came_by(self, earlier_import: int) -> bool:
+        """Whether it came in by the import with this number, or by one before it."""
+        return 0 < (self.import_number or 0) <= earlier_import
 
     def is_by_another(self, who: str | None, source: str) -> bool:
         """Whether it is an answer from another person, or from another source if both have no name."""
@@ -66,27 +73,37 @@ def kind_of(answer: Answer) -> str:
     return "skipped" if answer.label is None else "labelled"
 
 
-def outcome(answer: Answer, source: str, before: Sequence[Event], import_number: int) -> Outcome:
-    """Tell what an answer changes, after what happened to its item ``before``.
+def outcome(answer: Answer, source: str, events: Sequence[Event], earlier_import: int = 0) -> Outcome:
+    """Tell what an answer changes, given the ``events`` of its item so far.
 
-    ``import_number`` is that of the import in which the whole file came in before, or 0.
+    If a file of the same content came in before, ``earlier_import`` is the number of that import; otherwise
+    it is 0.
 
     Ann sends the label x and Bob corrects it to y. If Ann sends x again, y stays; Bob may change it to z:
 
     >>> events = [Event("labelled", "x", who="Ann"), Event("labelled", "y", who="Bob")]
-    >>> outcome(Answer("item", "x", who="Ann"), "labels.csv", events, 0)
+    >>> outcome(Answer("item", "x", who="Ann"), "labels.csv", events)
     'outdated'
-    >>> outcome(Answer("item", "z", who="Bob"), "labels.csv", events, 0)
+    >>> outcome(Answer("item", "z", who="Bob"), "labels.csv", events)
     'corrected'
+
+    Ann skips an item, and it is reopened. If her skip comes in again, the item stays open; a label is new:
+
+    >>> events = [Event("skipped", who="Ann"), Event(REOPENED)]
+    >>> outcome(Answer("item", None, who="Ann"), "labels.csv", events)
+    'outdated'
+    >>> outcome(Answer("item", "x", who="Ann"), "labels.csv", events)
+    'new'
     """
-    last = before[-1]
-    if last.says(answer):
-        return "same"
-    if _is_older(answer, last) or _is_repeated(answer, source, before, import_number):
-        return "outdated"
-    if answer.label is None:
-        return "skipped"
-    return "corrected" if last.kind == "labelled" else "new"
+    if events:
+        last = events[-1]
+        if last.says(answer):
+            return "same"
+        if _is_older(answer, last) or _is_repeated(answer, source, events, earlier_import):
+            return "outdated"
+        if last.kind == "labelled" and answer.label is not None:
+            return "corrected"
+    return "skipped" if answer.label is None else "new"
 
 
 def _is_older(answer: Answer, last: Event) -> bool:
@@ -96,19 +113,21 @@ def _is_older(answer: Answer, last: Event) -> bool:
     return datetime.fromisoformat(answer.at) < datetime.fromisoformat(last.said_at)
 
 
-def _is_repeated(answer: Answer, source: str, before: Sequence[Event], import_number: int) -> bool:
+def _is_repeated(answer: Answer, source: str, events: Sequence[Event], earlier_import: int) -> bool:
     """Whether an answer came in before and would undo what happened since."""
-    if any(event.repeats(answer) for event in before):
+    if any(event.repeats(answer) for event in events):
         return True
-    # How many events there were when its sender last gave the answer, and when the file first came in.
-    sent = [count for count, event in enumerate(before, 1) if event.was_sent(answer, source)]
-    imported = [count for count, event in enumerate(before, 1) if event.is_up_to(import_number)]
-    known = sent[-1:] + imported[-1:]
+    # How many events the item had just after its sender last gave this answer, and just after the earlier
+    # import of the file. Each list has one number, or none if there is no such event.
+    numbered = [*enumerate(events, 1)]
+    events_when_sent = [number for number, event in numbered if event.was_sent(answer, source)][-1:]
+    events_when_imported = [number for number, event in numbered if event.came_by(earlier_import)][-1:]
+    known = events_when_sent + events_when_imported
     if not known:
         return False
-    if before[-1].kind in ANSWERS:
+    if events[-1].kind in ANSWERS:
         # If both are known, the earlier one counts: the answer must not undo what others said after it.
-        since = before[min(known) :]
+        since = events[min(known) :]
         return any(event.is_by_another(answer.who, source) for event in since)
-    # An item that is asked for once more, or was opened, takes any label.
-    return answer.label is None and before[-1].kind == "opened"
+    # A pending item takes any answer, and a reopened item takes any label.
+    return answer.label is None and events[-1].kind == REOPENED

@@ -12,7 +12,7 @@ from coresift.errors import InputError
 from coresift.labelling.answers import BatchFile, IngestedFile
 from coresift.labelling.creation import Beginning, create_project
 from coresift.labelling.database import NAME as LEDGER
-from coresift.labelling.opened import LostPoolError, OpenProject
+from coresift.labelling.open_project import LostPoolError, OpenProject
 from coresift.labelling.pools import Reading
 from coresift.labelling.records import Answer, Chosen, Round
 from coresift.labelling.rounds import NextBatch
@@ -39,16 +39,17 @@ class Project(OpenProject):
         """Record the answers in a CSV file; no model is fitted.
 
         Unlike `add`, it also records the fingerprint of the file, so that the same file is recognised later,
-        and tells how many rows were ignored and which classes are new. No other program can write meanwhile.
+        and tells how many rows have a word for no label, such as NA, and which classes are new. No other
+        program can write meanwhile.
         """
         with self.writing(wait):
             known = self.class_counts()
-            answers, ignored, file_fingerprint = BatchFile(self, path).read()
+            answers, no_label_words, file_fingerprint = BatchFile(self, path).read()
             outcomes = self.ledger.add_answers(answers, path.name, file_fingerprint)
             if self.classes is not None:
-                return IngestedFile(outcomes, ignored)
+                return IngestedFile(outcomes, no_label_words)
             new = {name: count for name, count in self.class_counts().items() if name not in known}
-            return IngestedFile(outcomes, ignored, tuple(known), new)
+            return IngestedFile(outcomes, no_label_words, tuple(known), new)
 
     def check_replaceable(self, path: Path) -> None:
         """Raise if writing to ``path`` would lose the pool, the project, or answers not ingested yet."""

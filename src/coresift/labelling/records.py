@@ -21,7 +21,9 @@ class Answer:
     id: str
     label: str | None  # the number or the class, as text; None if the item was skipped
     who: str | None = None  # who says so, if known
-    at: str | None = None  # in ISO 8601 with a time zone, if known; otherwise it is the time it came in
+    # When it was given, in ISO 8601 with a time zone, if known; the ledger stores it as ``said_at``.
+    # `Ledger.answers` gives the time at which the answer came in if this one is not known.
+    at: str | None = None
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Labelled:
     position: int  # the item's row in the pool
     label: str  # the number or the class, as text
     who: str | None
-    at: str
+    at: str  # when it was given or, if that is not known, when it came in
     round: int  # the latest round that asked for it; 0 if none did
     first: bool  # whether it was there when the project began
 

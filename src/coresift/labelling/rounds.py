@@ -20,7 +20,7 @@ from coresift.labelling.choose import Limits, Picked, asker, choose_within, near
 from coresift.labelling.forecast import forecast, information
 from coresift.labelling.ledger import AddedAnswers, now
 from coresift.labelling.model import MODEL_NAMES, predicted
-from coresift.labelling.opened import OpenProject
+from coresift.labelling.open_project import OpenProject
 from coresift.labelling.records import Answer, Chosen, Prediction, Round
 from coresift.labelling.settings import NothingLeftError, Request
 from coresift.labelling.storage import FEATURES, BusyError

@@ -25,7 +25,7 @@ class Settings:
     """The settings that a project was created with."""
 
     reading: Reading
-    kind: str  # the kind of pool
+    kind: str  # of the pool: table, text, images or array
     task: Task
     target: str
     classes: tuple[str, ...] | None  # the labels that are allowed; None for any

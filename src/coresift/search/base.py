@@ -2,7 +2,7 @@
 
 *Which vector points most along this one?* is answered by a `CosineSearch`, *which point is farthest from the
 centres so far?* by `CentreDistances`, and *whose label would tell most about the targets?* by `LabelGains`.
-An engine is the code that answers on one kind of hardware.
+An engine is the code that answers on one kind of device.
 
 A selector that scans the pool only by these questions is written once and runs on every engine; which other
 calls every engine answers is in docs/extending.md. Frank-Wolfe
@@ -12,9 +12,10 @@ and GIGA ask the first one, LCMD and k-center the second; k-means++ has points d
 `selectors.distance.DistanceSelector`; docs/extending.md has examples. If it writes its step as a function of
 tensors and passes it to `repeat`, a GPU makes many steps at a time.
 
-These three functions choose the engine: by the type of the space, and for stored vectors by their device. A
-space of a new type registers its own answers with ``register`` of each, such as ``cosine_search.register``. A
-new kind of device is a module with one call of `register_engine`.
+These functions choose who answers in two steps: by the type of the space and, if it is a `VectorSpace`, by
+the device of its vectors. A space of a new type, as on Ray, registers its own answers with ``register`` of
+each function, such as ``cosine_search.register``. A new kind of device is a module with one call of
+`register_engine`; it is listed in `_MODULES`, or imported before the first search.
 """
 
 from __future__ import annotations
@@ -254,7 +255,11 @@ def label_gains(space: Space, open: Tensor, pending: Index) -> LabelGains:
 
 @dataclass(frozen=True)
 class Engine:
-    """What answers for stored vectors on one kind of device."""
+    """What answers for stored vectors on one kind of device, a CPU or a GPU.
+
+    Ray is not one of them, although users write ``Resources(engine="ray")``: its pool is a space of another
+    type, `search.ray.RaySpace`, which registers its own answers.
+    """
 
     cosine_search: Callable[[VectorSpace, Tensor], CosineSearch]
     centre_distances: Callable[[VectorSpace, Tensor, Index, int], CentreDistances]

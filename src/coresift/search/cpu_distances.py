@@ -1,4 +1,7 @@
-"""Every point's distance to its nearest centre: one scan for each new centre, two numbers a point."""
+"""Every point's distance to its nearest centre: one scan for each new centre, two numbers a point.
+
+It is plain torch: GPUs without Triton and the workers of Ray use it too.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ _LEAST = torch.finfo(torch.float32).tiny / _ROUNDING
 
 
 class PlainDistances(CentreDistances):
-    """Distances in a space without stored vectors, from inner products: all in float64 and in memory."""
+    """Distances in a space without stored vectors, from inner products: all in float64 and in memory.
+
+    The default strategy does not use it: its vectors are stored, see `VectorDistances`.
+    """
 
     def __init__(self, space: Space, open: Tensor, pending: Index, budget: int) -> None:
         self.space, self._open = space, open.to(space.norms.device)
@@ -68,14 +74,15 @@ class PlainDistances(CentreDistances):
 
 @dataclass(frozen=True)
 class _NewCentres:
-    """What a scan needs of new centres c: |x - c|^2 = |x - m|^2 + offset + <x, direction>.
+    """What a scan needs of new centres c to compute |x - c|^2 = |x - o|^2 + offset + <x, direction>.
 
-    All are in units of ``unit**2``, and m is the mean of the pool or zero; see `VectorDistances`.
+    The reference point o is the mean of the pool's vectors or zero. `VectorDistances` says why, and derives
+    the formula. All numbers are divided by ``unit**2``, the unit of squared distances there.
 
     Attributes
     ----------
-    direction : (k, D) -2 (c - m), in the vectors' precision.
-    offset : (k,) |c - m|^2 + 2 <m, c - m>.
+    direction : (k, D) -2 (c - o), in the vectors' precision.
+    offset : (k,) |c - o|^2 + 2 <o, c - o>.
     first : the number of the first.
     error, largest_error : the bounds for rounded distances from these and from all centres before.
     """
@@ -102,12 +109,13 @@ class _NewCentres:
 class VectorDistances(CentreDistances):
     """Distances of stored vectors, with as little work in float64 as decisions need.
 
-    With a centre c, and m the mean of the pool, a scan computes
+    With a centre c and a reference point o, a scan computes
 
-        |x - c|^2 = |x - m|^2 + |c - m|^2 - 2 <x, c - m> + 2 <m, c - m>
+        |x - c|^2 = |x - o|^2 + |c - o|^2 - 2 <x, c - o> + 2 <o, c - o>
 
-    where only <x, c - m> is computed in the vectors' own precision. So the error has a bound that is small in
-    a narrow cone too, where all vectors are nearly parallel and c - m is short. In a wide one, m is zero.
+    where only <x, c - o> is computed in the vectors' own precision. Its rounding error is proportional to
+    |x| |c - o|. If all vectors are nearly parallel (a narrow cone), o is their mean: c - o is short, and the
+    error is small. Otherwise o is zero.
 
     The rounded distances are kept in float32, with one bound for all distances to a centre. Whatever a bound
     leaves open is decided by distances in float64, rounded to float32: whether a point is closer to a new
@@ -120,7 +128,8 @@ class VectorDistances(CentreDistances):
 
     Attributes
     ----------
-    unit : what distances are measured in.
+    unit : that of the space: a power of two of about the largest norm. Squared distances are divided by its
+        square, so that they fit into float32.
     computed : how many distances were computed in float64.
     """
 
@@ -155,7 +164,7 @@ class VectorDistances(CentreDistances):
             self.add_elements(torch.zeros_like(self._mean)[None])
 
     def _measure(self) -> None:
-        """Choose m, the mean in a narrow cone and else zero; row 1 of `_from_mean` is |x - m|^2."""
+        """Choose o: the mean in a narrow cone, otherwise zero. Row 1 of `_from_mean` is |x - o|^2."""
         space = self.space
         self._mean, self._from_mean = torch.zeros_like(space.total()), space.norm_table
         self._largest_square = (space.largest / self.unit) ** 2

@@ -237,11 +237,9 @@ def _add_centre(
     stride = tl.cast(size, tl.int64)
     rows = tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
-    number = tl.load(state) - 1
-    cluster = tl.load(state + 1)
+    number, cluster = tl.load(state) - 1, tl.load(state + 1)
     least = tl.load(centre + D)
-    unit = tl.load(units)
-    per_unit = tl.load(units + 1)
+    unit, per_unit = tl.load(units), tl.load(units + 1)
     sums = table + (program % COPIES) * capacity
     gained = tl.zeros((BLOCK,), tl.int64)
     lost = tl.zeros((BLOCK,), tl.int64)

@@ -125,7 +125,9 @@ def _same(space: Space, element: Tensor, square: float, index: Tensor) -> Tensor
 
 
 def norms_of(space: Space, index: list[int]) -> Tensor:
-    """(k,) float64 on the CPU, the norms of some points."""
+    """(k,) float64 on the CPU, the norms of a list of points: `norms_at`, which has tensors on the space's
+    device, for a selector that decides on the CPU.
+    """
     return norms_at(space, torch.tensor(index, dtype=torch.long, device=space.total().device)).cpu()
 
 

@@ -21,7 +21,8 @@ class GreedyLogDet(Selector[Space]):
 
     On the predictive covariance in units of the noise that is the information gained about the parameters,
     and the greedy batch is within 1 - 1/e of the best. Each step takes the point of the largest variance
-    given the ones before; a step costs one scan, and one element is kept for each point taken.
+    given the ones before; a step costs one scan, and one element is kept for each point taken. It keeps the
+    variances of all points, and reads `Space.norms` for them. Therefore it cannot run on Ray.
 
     >>> from coresift.spaces.vectors import VectorSpace
     >>> GreedyLogDet().select(VectorSpace(torch.tensor([[3.0, 2.9, 0.0], [0.0, 0.1, 1.0]])), budget=2).index

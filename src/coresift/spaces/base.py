@@ -166,7 +166,10 @@ class Space(ABC):
         """(k, k) float64, inner products among the points of ``index``."""
 
     def anchors(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield elements (k, ...) and squared norms (k,) of the labelled points, a few at a time."""
+        """Yield elements (k, ...) and squared norms (k,) of the labelled points, a few at a time.
+
+        Selectors that measure distances begin with these points as centres.
+        """
         return iter(())
 
 
@@ -175,7 +178,7 @@ class Space(ABC):
 
 @singledispatch
 def norms_at(space: Space, index: Tensor) -> Tensor:
-    """(k,) float64, the norms of the points ``index``."""
+    """(k,) float64 on the device of the space, the norms of the points ``index``, a tensor there."""
     return space.norms[index]
 
 

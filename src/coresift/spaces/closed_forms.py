@@ -31,6 +31,7 @@ from coresift import limits
 from coresift.checks import check_covariance, check_finite
 from coresift.pool import Pool, read
 from coresift.posteriors.linear import GaussianWeights, LinearPosterior, NormalInverseGammaPosterior
+from coresift.posteriors.nystrom import GaussianProcessOnPool
 from coresift.posteriors.probit import ProbitPosterior
 from coresift.progress import progress_bar
 from coresift.spaces.base import KernelSpace, labelled_elements
@@ -103,6 +104,11 @@ def _(
 @exact_predictive_rows.register
 def _(posterior: LinearPosterior, x: Tensor) -> Tensor:
     return posterior.features(x) @ (posterior.factor / math.sqrt(posterior.noise_variance))
+
+
+@exact_predictive_rows.register
+def _(posterior: GaussianProcessOnPool, x: Tensor) -> Tensor:
+    return posterior.vectors(x) / math.sqrt(posterior.process.noise_variance)
 
 
 @exact_predictive_rows.register

@@ -31,20 +31,26 @@ class Predictive:
 
     Linear regression has a closed form: the inner product is x_n^T S x_i / s0^2, for the posterior covariance
     S and the noise variance s0^2. With G the Gram matrix (inner products) of some points, log det(I + G) is
-    twice the information that their labels would give about theta.
+    twice the information that their labels would give about theta. So does a `GaussianProcessOnPool`, whose
+    covariances replace x_n^T S x_i.
 
-    Other models, and linear regression with ``exact=False``, draw J samples. For regression, the inner
-    product is the covariance over samples of the mean of y, after division by the standard deviation of the
-    noise.
+    Other models, and these two with ``exact=False``, draw J samples. For regression, sample j predicts
+    for point n a mean mu_jn and a noise variance v_jn. Their means over samples are mu_n and v_n. The squared
+    distance between points n and i is
+
+        d^2(n, i) = (1/J) sum_j [(mu_jn - mu_n) / sqrt(v_n) - (mu_ji - mu_i) / sqrt(v_i)]^2
 
     For classes, p_jnc is the probability of class c at point n by sample j, and m_nc its mean over samples.
     The squared distance between points n and i is
 
         d^2(n, i) = (1/J) sum_j sum_c [s_nc (p_jnc - m_nc) - s_ic (p_jic - m_ic)]^2
 
-    It is ||L_n - L_i||^2 for the vectors L_n of J C numbers that are built below. Each p that is passed to
-    `select`, or comes from an ensemble or a dropout model, has a lower bound (`posteriors.samples.FLOOR`).
-    Distances from points to centres are computed by `search.cpu_distances` and `search.cuda_kernels`.
+    Both are ||L_n - L_i||^2 for the vectors L_n that are built below: J numbers, or J C for classes. If these
+    are more than ``num_dimensions``, vectors are projected, and distances are approximate. Each p that is
+    passed to `select`, or comes from an ensemble or a dropout model, has a lower bound
+    (`posteriors.samples.FLOOR`). Distances from points to centres are computed by
+    `search.cpu_distances.VectorDistances`, on a GPU with Triton by `search.cuda_kernels._add_centre`. On Ray,
+    each worker has a `VectorDistances` of its part of the pool.
 
     The factor s_nc depends on ``scaling``. With "information" it is 1 / sqrt(m_nc); where there are only two
     classes, the sum is over one of them, with 1 / sqrt(m_nc (1 - m_nc)). With "margin", which the default

@@ -47,7 +47,7 @@ def read_all(folder, content, task="classification", classes=None, known=IDS, id
         content if isinstance(content, bytes) else content.encode(),
         target="price",
         task=task,
-        ids=lambda ids: [one in known for one in ids],
+        are_known=lambda ids: [one in known for one in ids],
         classes=classes,
         id_column=id_column,
     )
@@ -441,7 +441,7 @@ def test_there_and_back(tmp_path_factory, items, target, told, separator):
         path.read_bytes(),
         target=target,
         task="classification",
-        ids=lambda ids: [one in items for one in ids],
+        are_known=lambda ids: [one in items for one in ids],
         classes=labels if told else None,
     )
     assert answers == [Answer(one, label) for one, label in zip(items, labels, strict=True)]

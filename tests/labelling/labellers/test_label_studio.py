@@ -71,7 +71,7 @@ class Items:
     items: Sequence[dict[str, str]]
     task: Task = "classification"
     target: str = "animal"
-    kind: str = "table"
+    pool_kind: str = "table"
     classes: tuple[str, ...] | None = ("cat", "dog")
     model: Callable[[int], tuple[str, float] | None] = lambda position: None
     chosen: list[Chosen] = field(default_factory=list)
@@ -430,9 +430,9 @@ def test_names_are_escaped_in_a_configuration() -> None:
 @pytest.mark.parametrize(
     ("options", "control", "shows"),
     [
-        ({"kind": "text", "classes": None}, "TextArea", {"text": "Text"}),
-        ({"kind": "images", "classes": ("$5", "$10")}, "TextArea", {"image": "Image"}),
-        ({"kind": "array", "task": "regression", "classes": None}, "Number", {"fields": "Table"}),
+        ({"pool_kind": "text", "classes": None}, "TextArea", {"text": "Text"}),
+        ({"pool_kind": "images", "classes": ("$5", "$10")}, "TextArea", {"image": "Image"}),
+        ({"pool_kind": "array", "task": "regression", "classes": None}, "Number", {"fields": "Table"}),
     ],
 )
 def test_a_configuration_fits_the_pool(options: dict[str, Any], control: str, shows: dict[str, str]) -> None:
@@ -471,7 +471,7 @@ def test_the_control_can_be_named_and_images_need_a_tag() -> None:
     config = f"<View>{TEXT}{CHOICES.format('a', 'single')}{CHOICES.format('b', 'single')}</View>"
     assert read_configuration(config, table(1), "b")["control"] == "b"
     with pytest.raises(InputError, match="has no Image"):
-        read_configuration(config, table(1, kind="images"), "b")
+        read_configuration(config, table(1, pool_kind="images"), "b")
 
 
 # Pulling.
@@ -666,7 +666,7 @@ def test_tasks_show_what_the_configuration_reads(tmp_path: Path) -> None:
     assert data["page"] == "legs &amp; &lt;b&gt;arms&lt;/b&gt;: 4<br>name: number 0"
     assert data["name"] == "number 0" and len(data["fields"]) == 2
     picture = tmp_path / "picture.png"
-    images = connected(Items([{"image": str(picture)}], kind="images"), shows={"image": "Image"})
+    images = connected(Items([{"image": str(picture)}], pool_kind="images"), shows={"image": "Image"})
     images.select(1)
     desk = Desk()
     with pytest.raises(InputError, match="could not be read"):
@@ -1203,7 +1203,7 @@ def test_images_and_numbers_with_a_personal_token(server: LabelStudio, client: A
     # What people write themselves, in a configuration of their own.
     config = '<View><HyperText name="item" value="$page"/><TextArea name="label" toName="item"/></View>'
     made = annotator.asked("POST", "/api/projects/", json={"title": "Own", "label_config": config})
-    words = Items([{"text": "<b>so & so</b>"}], kind="text", classes=None)
+    words = Items([{"text": "<b>so & so</b>"}], pool_kind="text", classes=None)
     words.select(1)
     assert not connect(words, server, project_id=made["id"]).created
     push(words, server)

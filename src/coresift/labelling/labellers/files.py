@@ -100,7 +100,7 @@ def read_answers(
     *,
     target: str,
     task: Task,
-    ids: Callable[[Sequence[str]], Sequence[bool]],
+    are_known: Callable[[Sequence[str]], Sequence[bool]],
     classes: Sequence[str] | None,
     id_column: str | None = None,
 ) -> tuple[list[Answer], int]:
@@ -108,29 +108,31 @@ def read_answers(
 
     The file is CSV in UTF-8 with commas, semicolons or tabs. Its first row names the columns: ``id``, or the
     pool's own name for it, and the target, or ``label`` in its place; perhaps ``skip`` (where 0, no and false
-    mean no), ``who`` or ``annotator``, and ``at`` or ``completed_at``, in ISO 8601. Others are ignored. A row
-    without a label or a mark to skip it is not answered yet and ignored, whether its id is known or not, and
-    so is a row with a word for no label; see `is_label`. Any mistake raises an `InputError` that names the
-    row as a spreadsheet counts it.
+    mean no), ``who`` or ``annotator``, and ``at`` or ``completed_at``, in ISO 8601. No others are read.
 
-    White space around cells is ignored, except in an id that is known with it. Numbers come back in their
+    A row without a label or a mark to skip it is not answered yet and left out, whether its id is known or
+    not, and so is a row with a word for no label, such as NA; see `is_label`. Any mistake raises an
+    `InputError` that names the row as a spreadsheet counts it.
+
+    White space around cells is removed, except in an id that is known with it. Numbers come back in their
     shortest form, so that 1.50 and 1.5 are the same answer, classes as `plain_class` writes them, and times
     in UTC, also those without a zone. Of two rows with the same answer for an item the first is kept. Also
-    returns how many rows were ignored for a word that stands for no label.
+    returns how many rows were left out for a word that stands for no label; empty rows are not counted.
 
     Parameters
     ----------
     content : of the file; see `read_content`.
-    ids : tells for each id whether it is known.
+    are_known : tells for each of some ids whether the project has an item with it.
     classes : the labels that are allowed; ``None`` for any.
     id_column : the pool's own name for the ids.
     """
     table = _Table(path, content, answer_parts(target, id_column))
-    ignored = _clear_words(table.rows, classes)
+    no_label_words = _blank_words(table.rows, classes)
     rows = [row for row in table.rows if row.label or row.is_skipped]
     allowed = None if classes is None else dict.fromkeys(classes)  # fast to look in, and in their order
-    named = zip(rows, _known_ids(table, rows, ids), strict=True)
-    return _distinct(table, [(row, _answer(table, row, name, task, allowed)) for row, name in named]), ignored
+    named = zip(rows, _known_ids(table, rows, are_known), strict=True)
+    answers = _distinct(table, [(row, _answer(table, row, name, task, allowed)) for row, name in named])
+    return answers, no_label_words
 
 
 def read_ids(path: Path, columns: Sequence[str]) -> list[str]:
@@ -274,8 +276,8 @@ def _no_header(path: Path, text: str, parts: Mapping[str, Sequence[str]]) -> Inp
     return InputError(f"{path}, row {row}: no column {missing}, only {seen}; {expected}")
 
 
-def _clear_words(rows: Sequence[_Row], classes: Sequence[str] | None) -> int:
-    """Clear labels that are words for no label; count those of items that are not skipped."""
+def _blank_words(rows: Sequence[_Row], classes: Sequence[str] | None) -> int:
+    """Make cells empty that hold a word for no label; count those of items that are not skipped."""
     words = [row for row in rows if row.label and not is_label(row.label, classes)]
     for row in words:
         row.label = ""
@@ -304,13 +306,13 @@ def _distinct(table: _Table, given: Iterable[tuple[_Row, Answer]]) -> list[Answe
 
 
 def _known_ids(
-    table: _Table, rows: Sequence[_Row], ids: Callable[[Sequence[str]], Sequence[bool]]
+    table: _Table, rows: Sequence[_Row], are_known: Callable[[Sequence[str]], Sequence[bool]]
 ) -> list[str]:
     """The id of each row as the project knows it; one that is not known as it is written is trimmed."""
     names = [unguarded(row.id) for row in rows]
-    for index in _unknown(names, ids):
+    for index in _unknown(names, are_known):
         names[index] = unguarded(rows[index].id.strip()).strip()
-    unknown = _unknown(names, ids)
+    unknown = _unknown(names, are_known)
     if not unknown:
         return names
     first, *others = (quoted(names[index]) for index in unknown[:5])
@@ -323,8 +325,8 @@ def _known_ids(
     )
 
 
-def _unknown(names: Sequence[str], ids: Callable[[Sequence[str]], Sequence[bool]]) -> list[int]:
-    return [index for index, known in enumerate(ids(names)) if not known]
+def _unknown(names: Sequence[str], are_known: Callable[[Sequence[str]], Sequence[bool]]) -> list[int]:
+    return [index for index, known in enumerate(are_known(names)) if not known]
 
 
 def _label(where: str, text: str, task: Task, classes: Collection[str] | None) -> str:

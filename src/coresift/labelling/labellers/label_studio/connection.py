@@ -17,7 +17,7 @@ from coresift.labelling.labellers.label_studio.server import AnswerError, LabelS
 from coresift.labelling.labellers.label_studio.tokens import check_url, is_trusted, read_token, trust
 
 if TYPE_CHECKING:
-    from coresift.labelling.opened import OpenProject
+    from coresift.labelling.open_project import OpenProject
 
 # The controls that can give one label for a whole item, and their names for its value.
 CONTROLS = {"Choices": "choices", "Taxonomy": "taxonomy", "Number": "number", "TextArea": "text"}
@@ -136,7 +136,7 @@ def configuration(project: OpenProject) -> str:
     # What follows a dollar sign is a variable there, so classes with one are typed in.
     ElementTree.SubElement(view, "Header", value=project.target.replace("$", ""))
     shown = {"text": ("Text", "$text"), "images": ("Image", "$image")}
-    tag, variable = shown.get(project.kind, ("Table", "$fields"))
+    tag, variable = shown.get(project.pool_kind, ("Table", "$fields"))
     plain = {"valueType": "text"} if tag == "Text" else {}
     ElementTree.SubElement(view, tag, {"name": "item", "value": variable, **plain})
     control = {"name": "label", "toName": "item", "required": "true"}
@@ -161,7 +161,7 @@ def read_configuration(config: str, project: OpenProject, control: str | None = 
     _check_choices(chosen, project)
     shown = [tag for tag in tags if tag.tag not in CONTROLS and tag.get("value", "").startswith("$")]
     shows = {tag.attrib["value"][1:]: tag.tag for tag in shown}
-    if project.kind == "images" and "Image" not in shows.values():
+    if project.pool_kind == "images" and "Image" not in shows.values():
         raise InputError("the items are images, but the labelling configuration has no Image; add one")
     return {"control": chosen.get("name"), "kind": chosen.tag, "item": chosen.get("toName"), "shows": shows}
 

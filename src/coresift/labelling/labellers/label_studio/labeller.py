@@ -29,7 +29,7 @@ from coresift.labelling.labels import is_label, is_number, plain_class
 from coresift.labelling.records import Answer, Chosen
 
 if TYPE_CHECKING:
-    from coresift.labelling.opened import OpenProject
+    from coresift.labelling.open_project import OpenProject
 
 MODEL_VERSION = "coresift"
 # Tasks change while their pages are read, so that a later change may be seen before an earlier one.
@@ -138,7 +138,7 @@ class LabelStudioLabeller:
 
     def _as_tag(self, tag: str, text: str, columns: Mapping[str, str]) -> Any:
         """What a tag takes to show an item of these columns; most take a text."""
-        if tag == "Image" and self._project.kind == "images":
+        if tag == "Image" and self._project.pool_kind == "images":
             return self._server.upload(self._connection.project_id, Path(columns["image"]))
         if tag == "Table":  # a list, because the names of an object would be sorted
             return [{"column": name, "value": value} for name, value in columns.items()]

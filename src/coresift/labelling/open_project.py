@@ -54,7 +54,7 @@ class OpenProject:
             self.settings = self._read_settings()
             undo.pop_all()
         self.task, self.target = self.settings.task, self.settings.target
-        self.kind, self.classes = self.settings.kind, self.settings.classes
+        self.pool_kind, self.classes = self.settings.kind, self.settings.classes
 
     def _read_settings(self) -> Settings:
         try:
@@ -192,10 +192,10 @@ class OpenProject:
     # The model.
 
     def labels_and_values(self) -> tuple[list[Labelled], npt.NDArray[Any]]:
-        """Return the labels in the order in which they came, and their values (n,): numbers or classes."""
+        """Return the labels in the order in which they came, and the targets y (n,): numbers or classes."""
         labelled = self.ledger.labels()
-        kind = np.float64 if self.task == "regression" else np.str_
-        return labelled, np.array([one.label for one in labelled], dtype=kind)
+        dtype = np.float64 if self.task == "regression" else np.str_
+        return labelled, np.array([one.label for one in labelled], dtype=dtype)
 
     def drawn_at_random(self, labelled: Sequence[Labelled]) -> list[bool]:
         """Tell for each label whether its item was drawn at random from the pool."""
