@@ -23,11 +23,15 @@ import torch
 import coresift
 from coresift.posteriors import BayesianLinearRegression
 from coresift.report.figures import save
-from coresift.selectors import LCMD, FrankWolfe, Selector
+from coresift.selectors import LCMD, FrankWolfe, Selector, VarianceReduction
 from coresift.spaces import VectorSpace
 from coresift.spaces.vectors import OnDisk
 
-SELECTORS: dict[str, Selector] = {"Frank-Wolfe": FrankWolfe(), "LCMD": LCMD()}
+SELECTORS: dict[str, Selector] = {
+    "Frank-Wolfe": FrankWolfe(),
+    "LCMD": LCMD(),
+    "Variance reduction": VarianceReduction(),
+}
 IN_MEMORY = 10_000_000
 
 

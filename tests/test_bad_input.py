@@ -309,7 +309,7 @@ def test_files_that_are_no_pools(tmp_path):
 def test_duplicate_points_enter_once():
     rows = np.concatenate([X[:3], X[:3], X[:3]])
     for strategy in coresift.STRATEGIES:
-        if strategy in ("margin", "badge", "random"):
+        if strategy in ("margin", "badge", "batch-bald", "random"):
             continue
         batch = select(rows, posterior=POSTERIOR, budget=3, strategy=strategy)
         assert len(set((batch.index % 3).tolist())) == 3, strategy
@@ -584,6 +584,8 @@ FORMS = {
     "means": {"means": X.T, "variances": 1.0},
     "features": {"pool": X, "features": X, "strategy": "k-center"},
 }
+for _form in ("posterior", "probs", "means"):
+    FORMS[f"{_form} and target"] = {**FORMS[_form], "strategy": "variance-reduction"}
 DOORS = [
     *(
         ("posterior", name)
@@ -592,6 +594,7 @@ DOORS = [
     *(("posterior", name) for name in ("num_samples", "exact", "memory", "engine", "num_workers", "seed")),
     *(("probs", name) for name in ("probs", "labelled", "features")),
     *(("means", name) for name in ("means", "variances", "labelled")),
+    *((f"{form} and target", "target") for form in ("posterior", "probs", "means")),
     ("features", "features"),
     ("features", "features of labelled points"),
 ]

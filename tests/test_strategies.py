@@ -19,12 +19,12 @@ from coresift.posteriors import (
     SoftmaxPosterior,
 )
 from coresift.scores import Score, margin
-from coresift.selectors import GumbelTopB, TopB
+from coresift.selectors import GumbelTopB, TopB, VarianceReduction
 from coresift.spaces import Problem, badge, likelihood_space, predictive_space, sampled_likelihood_space
 from coresift.testing import check_posterior, check_space
 
 N = 60
-CLASSES_ONLY = {"margin", "badge"}
+CLASSES_ONLY = {"margin", "badge", "batch-bald"}
 LAST_LAYER = {"acs-fisher"}
 
 
@@ -114,11 +114,13 @@ def test_flags_say_what_a_strategy_needs_and_uses(strategy):
     given = {"pool": POOL, "posterior": ProbitPosterior(normal(4), torch.eye(4, dtype=torch.float64))}
     with_labels, without = (outcome(**given, **options, labelled=known) for known in (POOL[:20], None))
     assert flags.uses_labelled == (with_labels != without)
+    assert flags.uses_target == ("does not use target=" not in outcome(**given, **options, target=POOL[:20]))
 
 
 @pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - CLASSES_ONLY - {"k-medoids"}))
 def test_flags_say_what_streams_from_disk(strategy, monkeypatch, capsys):
     monkeypatch.setattr("coresift.limits.LIBRARY_BYTES", 0)
+    monkeypatch.setattr(VarianceReduction, "bytes_per_pair", 0)
     monkeypatch.setattr("coresift.selection.check_memory", lambda memory, size, held: memory)
     pool = normal(2000, 40)
     posterior = BayesianLinearRegression(0.5).fit(pool[:50], pool[:50, 0])

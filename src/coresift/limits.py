@@ -54,6 +54,7 @@ NEAR_TIES = 4096  # points within rounding of the best match that are looked at 
 CLOSER_LOOK = 64  # best points of a scan by GIGA's score, which are compared in float64
 DISTANCE_WORKING_SET = 2**19  # numbers that distances hold in float64 at a time: they stay in a cache
 DISTANCE_WORKING_SET_ON_GPU = 2**23
+GRAM_POINTS = 4096  # points of a space without stored vectors whose Gram matrix is decomposed
 GATHER_LIMIT = 4  # with more than one point in so many to look at closely, look at all of them
 NARROW_CONE = 0.9  # norm of the sum over sum of the norms, above which distances are measured from the mean
 
@@ -75,6 +76,10 @@ SHORTEST_RUN = 8  # steps looked ahead on a GPU, at least
 LONGEST_RUN = 512  # and at most
 BALD_NUMBERS = 2**24  # numbers that samples of a model return for a block of rows, at most
 BALD_FEWEST_ROWS, BALD_MOST_ROWS = 16, 1024  # rows of such a block
+TARGET_NUMBERS = (
+    2**23
+)  # numbers that samples predict for the targets of epig, at most; changes what is chosen
+JOINT_NUMBERS = 2**21  # probabilities of joint outcomes that are held at a time
 PROBIT_NODES = 64  # nodes of the integral for probit regression
 MEDOID_WORKING_SET = 2**19  # numbers of a temporary matrix of k-medoids: they stay in a cache
 MEDOID_WORKING_SET_ON_GPU = 2**26
@@ -84,6 +89,8 @@ LEAST_GAIN = 1e-4  # share of the sum of all distances that jumps of medoids sav
 
 # --- strategies and select
 GIGA_BYTES = LOG_DET_BYTES = 70  # memory of a point that these selectors need besides the space
+FISHER_PAIR_BYTES = 80  # memory of a number of the Fisher information of a last layer
+VARIANCE_PAIR_BYTES = 100  # memory of a pair of a vector's numbers, in a dozen matrices of float64
 TOP_BYTES, GUMBEL_BYTES, RANDOM_BYTES = 50, 75, 40
 MEDOID_BYTES, MEDOID_COPIES = 100, 12  # of a point; of its vector
 COPIES_TAKEN = 2  # vectors in float64 that a selector holds for each point that it takes

@@ -15,6 +15,7 @@ from coresift.checks import as_bytes, check_room
 from coresift.errors import InputError, shown
 from coresift.pool import as_pool
 from coresift.posteriors.samples import numbers_a_row, rows_at_a_time
+from coresift.scores import Score
 from coresift.selectors import KMedoids
 from coresift.spaces.base import KernelSpace, Problem
 from coresift.spaces.features import model_features
@@ -81,13 +82,15 @@ def left_for_space(memory: int, strategy: Strategy, problem: Problem, taken: int
         check_room(size, each, memory, "raise the limit")
         memory -= each * size
     space = _space_of_one(strategy, problem)
+    if isinstance(space, Score):
+        check_room(size, space.bytes_per_point, memory - space.bytes_of_matrices, "raise the limit")
     if isinstance(space, KernelSpace):
         advice = "try 'predictive-lcmd', or 'acs-fw' with exact=False, whose vectors go to a file"
         check_room(size, space.bytes_per_point, memory, advice)
     if not isinstance(space, VectorSpace):
         return memory
     width = space.columns.shape[0]
-    copies = limits.COPIES_TAKEN * 8 * width * taken
+    copies = limits.COPIES_TAKEN * 8 * width * taken + strategy.selector.bytes_per_pair * width**2
     needed, advice = limits.LIBRARY_BYTES + copies, "raise the limit, or choose fewer points at a time"
     if not strategy.streams:
         needed += bytes_per_vector(width, space.columns.dtype) * size

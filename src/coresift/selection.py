@@ -31,7 +31,7 @@ from coresift.memory import check_memory, held_bytes, left_for_space
 from coresift.pool import ArrayPool, Pool, PoolLike, as_float, as_pool
 from coresift.posteriors.base import Posterior
 from coresift.posteriors.gaussian_process import GaussianProcessPosterior
-from coresift.posteriors.network import split_last_layer
+from coresift.posteriors.network import last_layer_input, split_last_layer
 from coresift.posteriors.nystrom import GaussianProcessOnPool
 from coresift.posteriors.samples import ClassSamples, GaussianSamples
 from coresift.spaces.base import Problem, default_num_samples
@@ -39,6 +39,7 @@ from coresift.strategies import DEFAULT, STRATEGIES, Strategy, find_strategy
 from coresift.threads import enough_threads
 from coresift.types import Batch
 
+_CLASS_AXES = "samples, points, classes"
 _OPTION = "pass strategy=find_strategy(name, {0}=...)"
 _RESOURCE = "pass resources=Resources({0}=...)"
 # Arguments that `select` had before, and what to pass instead.
@@ -88,6 +89,7 @@ def select(
     means: Any = None,
     variances: Any = None,
     labelled: Any = None,
+    target: Any = None,
     features: Any = None,
     pending: Iterable[int] = (),
     exclude: Iterable[int] = (),
@@ -114,6 +116,8 @@ def select(
         the default 'predictive-lcmd' among them, keep a distance from these points; without any, from the
         origin or the features' mean. In the form of what describes the pool: rows (M, d), probabilities
         (K, M, C), means (K, M), or a pair (means, variances).
+    target : points where the model will be used, in the form of ``labelled``; the pool by default. For the
+        strategies 'variance-reduction' and 'epig', which make the model surest there.
     features : (N, D), or a pair of these and (M, D) of the labelled points. The strategies 'k-center',
         'k-medoids', 'lcmd' and 'badge' measure distances between them; by default, between the model's own
         features or the pool's rows. The default 'predictive-lcmd' measures distances between scaled
@@ -129,7 +133,7 @@ def select(
     """
     _check_arguments(old)
     method = find_strategy(strategy)
-    given = _Given(pool, posterior, probs, means, variances, labelled, features)
+    given = _Given(pool, posterior, probs, means, variances, labelled, target, features)
     problem = _problem(given, method, budget, resources, seed)
     if resources.engine == "ray":
         return _ray(method)(method, problem, budget, pending, exclude, num_workers=resources.num_workers)
@@ -149,6 +153,7 @@ class _Given(NamedTuple):
     means: Any
     variances: Any
     labelled: Any
+    target: Any
     features: Any
 
     @property
@@ -168,13 +173,14 @@ def _check_arguments(old: dict[str, Any]) -> None:
 def _problem(given: _Given, method: Strategy, budget: int, resources: Resources, seed: int) -> Problem:
     local = resources.engine is None  # the workers of a cluster apply a network themselves
     held = held_bytes() if local and resources.memory is not None else 0
-    model, source, known = _model(given)  # source: the pool; known: the labelled points
+    model, source = _model(given)  # source: the pool
     budget = check_budget(budget, len(source))
+    known, target = _labelled_rows(given, source), _target_rows(given, source, method)
     of_pool = given.pool if given.predicted and given.features is None else given.features
     features, labelled_features = _features(of_pool, len(source))
     memory = None if resources.memory is None else check_memory(resources.memory, len(source), held)
     if local and not given.predicted:
-        before = source
+        before, target = source, last_layer_input(model, target)
         model, source, known = split_last_layer(model, source, known, memory)
         if memory is not None and source is not before:
             memory -= max(held_bytes() - held, 0)  # the network's outputs, where they are kept in memory
@@ -186,6 +192,7 @@ def _problem(given: _Given, method: Strategy, budget: int, resources: Resources,
         model,
         generator=generator,
         labelled=known,
+        target=target,
         features=features,
         labelled_features=labelled_features,
         points=features if given.predicted else None,  # several points may have the same predictions
@@ -205,8 +212,8 @@ def _ray(method: Strategy) -> Callable[..., Batch]:
     return select_on_ray
 
 
-def _model(given: _Given) -> tuple[Posterior | None, Pool, Tensor | None]:
-    """Return the posterior, the pool that it reads, and the labelled points in the same form.
+def _model(given: _Given) -> tuple[Posterior | None, Pool]:
+    """Return the posterior, and the pool that it reads.
 
     If predictions were passed instead of a model, these are themselves the pool: a row holds the K samples'
     predictions for one point (see `posteriors.samples`).
@@ -218,37 +225,56 @@ def _model(given: _Given) -> tuple[Posterior | None, Pool, Tensor | None]:
             "means= and variances= go together; for an ensemble without variances pass a noise variance"
         )
     if given.probs is not None:
-        return _class_model(given.probs, given.labelled)
+        return _class_model(given.probs)
     if given.means is not None:
-        return _gaussian_model(given.means, given.variances, given.labelled)
+        return _gaussian_model(given.means, given.variances)
     if given.pool is None:
         raise InputError("nothing to choose from: pass a pool, or probs=, or means= and variances=")
     source = as_pool(given.pool)
-    posterior = None if given.posterior is None else _posterior(given.posterior)
-    return posterior, source, _labelled(given.labelled, source)
+    return None if given.posterior is None else _posterior(given.posterior), source
 
 
-def _class_model(probs: Any, labelled: Any) -> tuple[Posterior, Pool, Tensor | None]:
-    axes = "samples, points, classes"
-    rows = _array(probs, "probs", axes)
+def _class_model(probs: Any) -> tuple[Posterior, Pool]:
+    rows = _array(probs, "probs", _CLASS_AXES)
     _warn_of_swapped_axes(rows, "probs")
     source = ArrayPool(rows.swapaxes(0, 1))
     with enough_threads(math.prod(rows.shape)):
         for chunk in source.chunks():
             check_finite(chunk.x, chunk.start, "array of probabilities")
             check_probabilities(chunk.x, chunk.start)
-    if labelled is not None:
-        labelled = _array(labelled, "labelled", axes).swapaxes(0, 1)
-    return ClassSamples(rows.shape[0]), source, _labelled(labelled, source)
+    return ClassSamples(rows.shape[0]), source
 
 
-def _gaussian_model(means: Any, variances: Any, labelled: Any) -> tuple[Posterior, Pool, Tensor | None]:
+def _gaussian_model(means: Any, variances: Any) -> tuple[Posterior, Pool]:
     rows = _gaussian(means, variances, "means")
     _warn_of_swapped_axes(rows[..., 0], "means")
-    if labelled is not None:
-        labelled = _gaussian(*_labelled_pair(labelled, variances), "labelled").swapaxes(0, 1)
-    source = ArrayPool(rows.swapaxes(0, 1))
-    return GaussianSamples(rows.shape[0]), source, _labelled(labelled, source)
+    return GaussianSamples(rows.shape[0]), ArrayPool(rows.swapaxes(0, 1))
+
+
+def _labelled_rows(given: _Given, source: Pool) -> Tensor | None:
+    return _labelled(_in_form_of_pool(given, given.labelled, "labelled"), source)
+
+
+def _target_rows(given: _Given, source: Pool, method: Strategy) -> Tensor | None:
+    """Return the rows of the target; raise where the strategy uses none."""
+    if given.target is None:
+        return None
+    if not method.uses_target:
+        able = ", ".join(name for name, row in STRATEGIES.items() if row.uses_target)
+        raise InputError(f"this strategy does not use target=; those that do are {able}")
+    target = _labelled(_in_form_of_pool(given, given.target, "target"), source, "target")
+    if target is None:
+        raise InputError("target= holds no points; leave it out where the model will be used on the pool")
+    return target
+
+
+def _in_form_of_pool(given: _Given, rows: Any, name: str) -> Any:
+    """Return points that came as predictions in the form of the pool's rows, others as they are."""
+    if rows is None or not given.predicted:
+        return rows
+    if given.probs is not None:
+        return _array(rows, name, _CLASS_AXES).swapaxes(0, 1)
+    return _gaussian(*_with_variances(rows, given.variances, name), name).swapaxes(0, 1)
 
 
 def _posterior(given: Any) -> Posterior:
@@ -281,31 +307,31 @@ def _features(features: Any, num_points: int) -> tuple[Pool | None, Tensor | Non
     return found, _labelled(of_labelled, found)
 
 
-def _labelled(rows: Any, pool: Pool) -> Tensor | None:
-    """Return labelled points, checked to have the shape of the pool's rows; ``None`` where there are none."""
+def _labelled(rows: Any, pool: Pool, name: str = "labelled") -> Tensor | None:
+    """Return labelled or target points, checked against the pool's rows; ``None`` where there are none."""
     if rows is None:
         return None
     tensor = as_float(rows)
     if tensor.ndim and len(tensor) == 0:
         return None
-    check_shape(tensor, (None, *next(pool.chunks()).x.shape[1:]), "an array of labelled points")
-    check_finite(tensor, what="array of labelled points")
+    check_shape(tensor, (None, *next(pool.chunks()).x.shape[1:]), f"an array of {name} points")
+    check_finite(tensor, what=f"array of {name} points")
     return tensor
 
 
-def _labelled_pair(labelled: Any, variances: Any) -> tuple[Any, Any]:
-    """Return means and variances of labelled points; the pool's variances where all points share them."""
-    if isinstance(labelled, tuple):
-        if len(labelled) != 2:
-            raise InputError(f"labelled is a tuple of {len(labelled)}, expected (means, variances)")
-        return labelled[0], labelled[1]
+def _with_variances(points: Any, variances: Any, name: str) -> tuple[Any, Any]:
+    """Return means and variances of some points; the pool's variances where all points share them."""
+    if isinstance(points, tuple):
+        if len(points) != 2:
+            raise InputError(f"{name} is a tuple of {len(points)}, expected (means, variances)")
+        return points[0], points[1]
     shape = np.shape(variances)
     if shape and shape[-1] != 1:
         raise InputError(
-            f"variances= of shape {tuple(shape)} are those of the pool's points, not of the labelled ones; "
-            "pass labelled=(means, variances)"
+            f"variances= of shape {tuple(shape)} are those of the pool's points, not of the {name} ones; "
+            f"pass {name}=(means, variances)"
         )
-    return labelled, variances
+    return points, variances
 
 
 def _array(values: Any, name: str, axes: str) -> Any:
@@ -318,7 +344,7 @@ def _array(values: Any, name: str, axes: str) -> Any:
     if missing:
         advice = f"; of a single model, pass {name}[None]" if missing == 1 else ""
         raise InputError(f"{name} has shape {tuple(array.shape)}, expected ({axes}){advice}")
-    if 0 in array.shape and name != "labelled":  # there may be no labelled points
+    if 0 in array.shape and name not in ("labelled", "target"):  # there may be no labelled points
         raise InputError(f"{name} has shape {tuple(array.shape)}, expected at least one of each ({axes})")
     if isinstance(array, np.ma.MaskedArray):
         return np.ma.filled(array.astype(np.float64), np.nan)  # reported later, with its row

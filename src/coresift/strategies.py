@@ -13,10 +13,21 @@ from coresift.checks import check_integer, check_switch
 from coresift.errors import InputError, suggestion
 from coresift.pool import Pool
 from coresift.posteriors.base import Posterior
-from coresift.scores import Score, acs_norm, entropy, information_gain, margin, variance
+from coresift.scores import (
+    PredictiveInformation,
+    Score,
+    acs_norm,
+    class_score,
+    entropy,
+    information_gain,
+    margin,
+    variance,
+)
 from coresift.selectors import (
     GIGA,
     LCMD,
+    Bait,
+    BatchBALD,
     FrankWolfe,
     GreedyLogDet,
     GumbelTopB,
@@ -26,8 +37,11 @@ from coresift.selectors import (
     Selector,
     TopB,
     UniformRandom,
+    VarianceReduction,
 )
+from coresift.selectors.bait import fisher_score
 from coresift.spaces.base import Problem
+from coresift.spaces.covariance import PredictiveCovariance
 from coresift.spaces.features import features
 from coresift.spaces.gradient import badge, fisher
 from coresift.spaces.likelihood import Likelihood
@@ -53,6 +67,7 @@ class Strategy:
     needs_model : whether it needs a posterior or predictions.
     needs_classes : whether it needs class probabilities.
     uses_labelled : whether it keeps a distance from labelled points.
+    uses_target : whether it chooses for the points where the model will be used.
     streams : whether its vectors go to a file where they exceed the memory limit.
     shards : whether it runs on Ray. The vectors must be stored, and each made from its own point alone. The
         selector may call what the table in docs/extending.md lists for Ray: not `Space.norms`, for example.
@@ -66,6 +81,7 @@ class Strategy:
     needs_model: bool = True
     needs_classes: bool = False
     uses_labelled: bool = False
+    uses_target: bool = False
     streams: bool = False
     shards: bool = False
 
@@ -152,6 +168,12 @@ STRATEGIES: dict[str, Strategy] = {
     "power-bald": Strategy(information_gain, GumbelTopB("power"), "BALD, drawn in proportion"),
     "softmax-bald": Strategy(information_gain, GumbelTopB("softmax"), "BALD, drawn by its exponential"),
     "softrank-bald": Strategy(information_gain, GumbelTopB("softrank"), "BALD, drawn by rank"),
+    "batch-bald": Strategy(
+        class_score,
+        BatchBALD(),
+        "most information about the model, by all labels jointly",
+        needs_classes=True,
+    ),
     "maxent": Strategy(partial(_scored, entropy), TopB(), "highest predictive entropy"),
     "margin": Strategy(
         partial(_scored, margin), TopB(), "smallest gap between the two likeliest classes", needs_classes=True
@@ -164,6 +186,12 @@ STRATEGIES: dict[str, Strategy] = {
         needs_classes=True,
         uses_labelled=True,
     ),
+    "bait": Strategy(
+        fisher_score,
+        Bait(),
+        "least uncertainty about a last layer where the pool depends on it",
+        uses_labelled=True,
+    ),
     "predictive-lcmd": Strategy(
         Predictive(num_dimensions=512, scaling="margin"),
         LCMD(),
@@ -174,6 +202,19 @@ STRATEGIES: dict[str, Strategy] = {
         Predictive(num_dimensions=None, scaling="information"),
         GreedyLogDet(),
         "jointly most informative labels",
+    ),
+    "variance-reduction": Strategy(
+        PredictiveCovariance(),
+        VarianceReduction(),
+        "lowest predictive variance at the target, given the labels of the batch",
+        uses_target=True,
+        **_STORED,
+    ),
+    "epig": Strategy(
+        PredictiveInformation(),
+        TopB(),
+        "most information about labels at the target, point by point",
+        uses_target=True,
     ),
     "k-center": Strategy(
         features,

@@ -15,6 +15,7 @@ from selectors_to_test import SEARCHING
 
 from coresift.search.base import Engine, engine_for, register_engine
 from coresift.search.cuda import CudaDistances, CudaSearch, Layout
+from coresift.search.gains import vector_gains
 from coresift.search.graphs import nothing_collected, recorded
 from coresift.spaces import VectorSpace
 
@@ -237,7 +238,7 @@ def check_selectors(device):
     for selector in SEARCHING:
         expected = selector.select(VectorSpace(vectors, labelled), 7, **options)
         plain = engine_for(torch.device(device))
-        register_engine(device, Engine(CudaSearch, CudaDistances))
+        register_engine(device, Engine(CudaSearch, CudaDistances, vector_gains))
         found = selector.select(VectorSpace(vectors.to(device), labelled), 7, **options)
         register_engine(device, plain)
         assert found.index.tolist() == expected.index.tolist()

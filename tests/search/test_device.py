@@ -25,7 +25,7 @@ from coresift.estimators import (
 from coresift.estimators.networks import MLP, Augment, LabelledStack, ResNet18, Stack, Trainer
 from coresift.estimators.networks.losses import ExactLastLayer
 from coresift.posteriors import BayesianLinearRegression, ProbitPosterior
-from coresift.selectors import FrankWolfe, GreedyLogDet, KMeansPlusPlus
+from coresift.selectors import FrankWolfe, GreedyLogDet, KMeansPlusPlus, VarianceReduction
 from coresift.spaces import VectorSpace
 from coresift.testing import check_selector, check_space
 
@@ -37,7 +37,9 @@ def normal(*shape, seed=0):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("selector", [*SEARCHING, FrankWolfe(start="vertex"), GreedyLogDet()])
+@pytest.mark.parametrize(
+    "selector", [*SEARCHING, FrankWolfe(start="vertex"), GreedyLogDet(), VarianceReduction()]
+)
 def test_selectors(selector, dtype):
     vectors = normal(6, 200).to(dtype)
     space = VectorSpace(vectors.cuda())
@@ -65,7 +67,7 @@ def test_strategies(strategy, labelled):
         ProbitPosterior(normal(4), torch.eye(4, dtype=torch.float64)),
         BayesianLinearRegression().fit(pool[:8], pool[:8, 0]),
     ):
-        if strategy in ("badge", "margin") and not isinstance(posterior, ProbitPosterior):
+        if strategy in ("badge", "margin", "batch-bald") and not isinstance(posterior, ProbitPosterior):
             continue
         on_gpu = type(posterior)(
             posterior.mean.cuda(),

@@ -128,8 +128,14 @@ def split_last_layer(
     """Split off a network's last layer: the same problem on the network's features, with closed forms."""
     if not isinstance(posterior, NetworkPosterior):
         return posterior, pool, labelled
-    known = None if labelled is None else torch.as_tensor(posterior.map_pool(as_pool(labelled)).rows)
-    return posterior.head, posterior.map_pool(pool, memory), known
+    return posterior.head, posterior.map_pool(pool, memory), last_layer_input(posterior, labelled)
+
+
+def last_layer_input(posterior: Any, rows: Tensor | None) -> Tensor | None:
+    """Return a network's features of some rows; of another posterior, or without rows, what was passed."""
+    if rows is None or not isinstance(posterior, NetworkPosterior) or len(rows) == 0:
+        return rows
+    return torch.as_tensor(posterior.map_pool(as_pool(rows)).rows)
 
 
 def input_tensor(network: nn.Module) -> Tensor:

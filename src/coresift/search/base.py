@@ -1,19 +1,21 @@
-"""The two questions that selectors ask about a pool, and the engines that answer them.
+"""The three questions that selectors ask about a pool, and the engines that answer them.
 
-*Which vector points most along this one?* is answered by a `CosineSearch`, and *which point is farthest from
-the centres so far?* by `CentreDistances`. An engine is the code that answers on one kind of device.
+*Which vector points most along this one?* is answered by a `CosineSearch`, *which point is farthest from the
+centres so far?* by `CentreDistances`, and *whose label would tell most about the targets?* by `LabelGains`.
+An engine is the code that answers on one kind of device.
 
 A selector that scans the pool only by these questions is written once and runs on every engine; which other
 calls every engine answers is in docs/extending.md. Frank-Wolfe
 and GIGA ask the first one, LCMD and k-center the second; k-means++ has points drawn at random by
-`CentreDistances.draw`. A new selector calls `cosine_search` or `centre_distances` in its `_choose`, or is a
-subclass of `selectors.distance.DistanceSelector`; docs/extending.md has examples. If it writes its step as a
-function of tensors and passes it to `repeat`, a GPU makes many steps at a time.
+`CentreDistances.draw`. `VarianceReduction` asks the third. A new selector calls `cosine_search`,
+`centre_distances` or `label_gains` in its `_choose`, or is a subclass of
+`selectors.distance.DistanceSelector`; docs/extending.md has examples. If it writes its step as a function of
+tensors and passes it to `repeat`, a GPU makes many steps at a time.
 
-`cosine_search` and `centre_distances` choose who answers in two steps: by the type of the space and, if it is
-a `VectorSpace`, by the device of its vectors. A space of a new type, as on Ray, registers its own answers
-with ``cosine_search.register`` and ``centre_distances.register``. A new kind of device is a module with one
-call of `register_engine`; it is listed in `_MODULES`, or imported before the first search.
+These functions choose who answers in two steps: by the type of the space and, if it is a `VectorSpace`, by
+the device of its vectors. A space of a new type, as on Ray, registers its own answers with ``register`` of
+each function, such as ``cosine_search.register``. A new kind of device is a module with one call of
+`register_engine`; it is listed in `_MODULES`, or imported before the first search.
 """
 
 from __future__ import annotations
@@ -173,6 +175,39 @@ class CentreDistances(ABC):
         return torch.stack([step(self) for _ in range(times)])
 
 
+class LabelGains(ABC):
+    """Keeps, for every point, by how much its label would lower the summed variance of some targets.
+
+    Vectors are in units of the points' noise: their inner products are the covariances of the noiseless
+    outputs, and the noise of a label has variance one. The module `search.gains` has the formula. The targets
+    are those of the space (`VectorSpace.target_moment`) or, where it has none, its own points.
+    """
+
+    @abstractmethod
+    def argmax(self) -> Tensor:
+        """Find the open point of the largest gain.
+
+        Returns a 0-dimensional integer tensor: ties go to the lower index, and -1 means that no point is
+        open.
+        """
+
+    @abstractmethod
+    def add(self, n: Tensor) -> None:
+        """Count the point of a 0-dimensional index as labelled from here on."""
+
+    @abstractmethod
+    def close(self, index: Tensor) -> None:
+        """Take the points ``index`` (k,), or one 0-dimensional index, out of the search."""
+
+    @abstractmethod
+    def reopen(self, index: Tensor) -> None:
+        """Put the points ``index`` (k,) back into the search."""
+
+    @abstractmethod
+    def remaining(self) -> float:
+        """The root of the targets' summed variance, given the labels so far."""
+
+
 Tensors = tuple[Tensor, ...]
 # A step of `CosineSearch.repeat`: it maps the search, inputs and a state to the next state.
 Step = Callable[[CosineSearch, Any, Any], Tensors]
@@ -205,6 +240,19 @@ def centre_distances(space: Space, open: Tensor, pending: Index, budget: int) ->
     raise TypeError(f"nothing searches a {type(space).__name__}; register it with centre_distances.register")
 
 
+@singledispatch
+def label_gains(space: Space, open: Tensor, pending: Index) -> LabelGains:
+    """Prepare the gains of labels, after those of the pending points.
+
+    Parameters
+    ----------
+    space : decides by its type who answers.
+    open : (N,) bool, the points that may be found. The search has a copy, as in `cosine_search`.
+    pending : points that count as labelled from the start.
+    """
+    raise TypeError(f"nothing searches a {type(space).__name__}; register it with label_gains.register")
+
+
 @dataclass(frozen=True)
 class Engine:
     """What answers for stored vectors on one kind of device, a CPU or a GPU.
@@ -215,6 +263,7 @@ class Engine:
 
     cosine_search: Callable[[VectorSpace, Tensor], CosineSearch]
     centre_distances: Callable[[VectorSpace, Tensor, Index, int], CentreDistances]
+    label_gains: Callable[[VectorSpace, Tensor, Index], LabelGains]
 
 
 _ENGINES: dict[str, Engine] = {}
@@ -242,6 +291,11 @@ def _(space: VectorSpace, open: Tensor) -> CosineSearch:
 @centre_distances.register
 def _(space: VectorSpace, open: Tensor, pending: Index, budget: int) -> CentreDistances:
     return engine_for(space.device).centre_distances(space, open, pending, budget)
+
+
+@label_gains.register
+def _(space: VectorSpace, open: Tensor, pending: Index) -> LabelGains:
+    return engine_for(space.device).label_gains(space, open, pending)
 
 
 def where_reached(weights: Tensor, level: float) -> int:

@@ -10,8 +10,16 @@ import torch
 from torch import Tensor
 
 from coresift import limits
-from coresift.search.base import CosineSearch, Engine, centre_distances, cosine_search, register_engine
+from coresift.search.base import (
+    CosineSearch,
+    Engine,
+    centre_distances,
+    cosine_search,
+    label_gains,
+    register_engine,
+)
 from coresift.search.cpu_distances import PlainDistances, VectorDistances
+from coresift.search.gains import gram_gains, vector_gains
 from coresift.spaces.base import Space
 from coresift.spaces.vectors import InMemory, VectorSpace, where
 
@@ -156,4 +164,5 @@ def _cosines_orthogonal_to(cosines: Tensor, least: float) -> Tensor:
 
 cosine_search.register(Space, PlainSearch)
 centre_distances.register(Space, PlainDistances)
-register_engine("cpu", Engine(VectorSearch, VectorDistances))
+label_gains.register(Space, gram_gains)
+register_engine("cpu", Engine(VectorSearch, VectorDistances, vector_gains))

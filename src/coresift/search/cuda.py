@@ -30,6 +30,7 @@ from coresift.search.base import (
 from coresift.search.cpu import TIED, VectorSearch
 from coresift.search.cpu_distances import VectorDistances
 from coresift.search.cuda_kernels import cuda_kernels
+from coresift.search.gains import vector_gains
 from coresift.search.graphs import recorded
 from coresift.spaces.base import SAME
 from coresift.spaces.vectors import VectorSpace
@@ -404,4 +405,4 @@ def _centre_distances(space: VectorSpace, open: Tensor, pending: Index, budget: 
     return (CudaDistances if _has_kernels(space) else VectorDistances)(space, open, pending, budget)
 
 
-register_engine("cuda", Engine(_cosine_search, _centre_distances))
+register_engine("cuda", Engine(_cosine_search, _centre_distances, vector_gains))

@@ -21,8 +21,16 @@ from torch import Tensor
 from coresift import limits
 from coresift.errors import InputError
 from coresift.pool import import_ray
-from coresift.search.base import CentreDistances, CosineSearch, centre_distances, cosine_search, where_reached
+from coresift.search.base import (
+    CentreDistances,
+    CosineSearch,
+    centre_distances,
+    cosine_search,
+    label_gains,
+    where_reached,
+)
 from coresift.search.cpu import TIED
+from coresift.search.gains import Near, Roots, TableGains, Update
 from coresift.search.shards import Found, Shards, StrategyLike, Summary, as_mask, as_tensor
 from coresift.spaces.base import Problem, norm_sum, selectable
 from coresift.spaces.vectors import ColumnSpace
@@ -66,7 +74,7 @@ def ray_space(strategy: StrategyLike, problem: Problem, num_workers: int | None 
     _connect()
     shards = Shards(strategy, problem, num_workers)
     try:
-        yield RaySpace(shards, problem.generator)
+        yield RaySpace(shards, problem.generator, problem.target is not None)
     finally:
         shards.close()
 
@@ -108,10 +116,11 @@ class RaySpace(ColumnSpace):
     Parameters
     ----------
     generator : set to the state in which the shards leave it.
+    same_target : whether all shards have the same target, and not each its own points.
     """
 
-    def __init__(self, shards: Shards, generator: torch.Generator) -> None:
-        self.shards = shards
+    def __init__(self, shards: Shards, generator: torch.Generator, same_target: bool = False) -> None:
+        self.shards, self.same_target = shards, same_target
         each: list[Summary] = shards.ask("build")
         # One unit for all, that of the shard with the largest norm, as if the pool were in one place.
         norms = [math.log2(one.largest) + math.log2(one.scale) if one.largest else -math.inf for one in each]
@@ -281,5 +290,51 @@ class _RayDistances(CentreDistances):
         return float(max(self._shards.ask("radius")))
 
 
+class _RayTable:
+    """The two numbers of each point that `TableGains` needs; they stay with their shards.
+
+    What happened since they were computed is kept here, for a shard that has to begin anew.
+    """
+
+    def __init__(self, space: RaySpace, open: Tensor) -> None:
+        self._shards, self._open = space.shards, open.clone()
+        self._changed: set[int] = set()
+
+    def _state(self, number: int) -> tuple[str, tuple[Any, ...]]:
+        start, stop = self._shards.ranges()[number]
+        bits = np.packbits(self._open[start:stop].numpy())
+        return "start_gains", (bits, self._roots, self._changes)
+
+    def refresh(self, roots: Roots) -> None:
+        self._roots, self._changes = roots, list[Update]()
+        self._shards.begin(self._state)
+
+    def update(self, change: Update) -> None:
+        self._shards.ask("label", lambda _: (change,))
+        self._changes.append(change)
+
+    def near(self) -> Near:
+        changed = np.array(sorted(self._changed), dtype=np.int64)
+        open = self._open[torch.from_numpy(changed)].numpy()
+        told = [(local, open[own]) for own, local in self._shards.split(changed)]
+        answers: list[Near] = self._shards.ask("near", lambda number: told[number])
+        self._changed.clear()
+        starts = self._shards.starts.tolist()
+        index = torch.cat([near.points + start for near, start in zip(answers, starts, strict=False)])
+        columns = torch.cat([near.columns for near in answers], 1)
+        return Near(index, torch.cat([near.gains for near in answers]), columns)
+
+    def set_open(self, index: Tensor, open: bool) -> None:
+        self._open[index] = open
+        self._changed.update(index.reshape(-1).tolist())
+
+
+def _label_gains(space: RaySpace, open: Tensor, pending: Index) -> TableGains:
+    moments: list[Tensor] = space.shards.ask("moment")
+    moment = moments[0] if space.same_target else torch.stack(moments).sum(0)
+    return TableGains(space, _RayTable(space, open), moment, pending)
+
+
 cosine_search.register(RaySpace, _RaySearch)
+label_gains.register(RaySpace, _label_gains)
 centre_distances.register(RaySpace, _RayDistances)

@@ -21,9 +21,10 @@ from coresift.checks import check_integer
 from coresift.errors import InputError
 from coresift.limits import POOL_BLOCK, SHARD_ATTEMPTS
 from coresift.pool import Part, import_ray
-from coresift.posteriors.network import split_last_layer
+from coresift.posteriors.network import last_layer_input, split_last_layer
 from coresift.search.cpu import VectorSearch
 from coresift.search.cpu_distances import VectorDistances
+from coresift.search.gains import Near, Roots, Update, VectorTable, target_moment
 from coresift.spaces.base import Problem, norm_sum, selectable
 from coresift.spaces.vectors import VectorSpace
 from coresift.types import Floats, Index
@@ -98,8 +99,10 @@ class Shard:
         build, problem, part, state = self._recipe
         generator = torch.Generator()
         generator.set_state(as_tensor(state))
+        target = last_layer_input(problem.model, problem.target)
         posterior, pool, labelled = split_last_layer(problem.model, part, problem.labelled, problem.memory)
-        space = build(replace(problem, pool=pool, model=posterior, labelled=labelled, generator=generator))
+        problem = replace(problem, pool=pool, model=posterior, labelled=labelled, target=target)
+        space = build(replace(problem, generator=generator))
         if not isinstance(space, VectorSpace):
             raise InputError(
                 "this posterior has a closed form, which needs the pool in one place; "
@@ -200,6 +203,27 @@ class Shard:
     def radius(self) -> float:
         """The largest distance of any point to its nearest centre."""
         return self._distances.radius()
+
+    def moment(self) -> Tensor:
+        """(D, D) the sum over the targets, or over this shard's points where these are targets themselves."""
+        return target_moment(self.space)
+
+    def start_gains(self, open: Bits, roots: Roots, changes: list[Update]) -> None:
+        """Compute the two numbers of each point, among which gains are searched, after some labels."""
+        self._gains = VectorTable(self.space, as_mask(open, len(self.space)))
+        self._gains.refresh(roots)
+        for change in changes:
+            self._gains.update(change)
+
+    def label(self, change: Update) -> None:
+        """Change the two numbers of each point."""
+        self._gains.update(change)
+
+    def near(self, changed: Index, open: npt.NDArray[np.bool_]) -> Near:
+        """What `VectorTable.near` finds. First, some points are opened or closed."""
+        for state in (False, True):
+            self._gains.set_open(as_tensor(changed[open == state]), state)
+        return self._gains.near()
 
 
 class Shards:

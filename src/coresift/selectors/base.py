@@ -139,9 +139,11 @@ class Selector(ABC, Generic[Source]):
     ----------
     bytes_per_point : memory that it keeps for each point of the pool besides the space. What Frank-Wolfe and
         distance selectors keep is in the figures of the space.
+    bytes_per_pair : memory that it keeps for each pair of a vector's numbers, in matrices (D, D).
     """
 
     bytes_per_point: ClassVar[int] = 0
+    bytes_per_pair: ClassVar[int] = 0
     _source: ClassVar[type] = object
 
     def __init_subclass__(cls) -> None:

@@ -2,6 +2,7 @@
 
 from coresift.spaces.base import GramSpace, KernelSpace, Problem, Space, default_num_samples
 from coresift.spaces.closed_forms import ProbitFisherSpace
+from coresift.spaces.covariance import PredictiveCovariance
 from coresift.spaces.features import FeatureSpace, feature_space
 from coresift.spaces.gradient import badge, exact_fisher_space, fisher_space
 from coresift.spaces.likelihood import (
@@ -22,6 +23,7 @@ __all__ = [
     "OuterKernel",
     "OuterSpace",
     "Predictive",
+    "PredictiveCovariance",
     "ProbitFisherSpace",
     "Problem",
     "Space",

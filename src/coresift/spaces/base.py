@@ -33,6 +33,7 @@ class Problem:
     model : the posterior, if there is one; `posterior` raises where a strategy needs one and there is none.
     generator : for all random draws.
     labelled : (M, ...) labelled points, in the form of the pool's rows.
+    target : (T, ...) where the model will be used, in the same form; ``None`` is the pool itself.
     features, labelled_features : where distances are measured, instead of in the model's own features.
     points : a pool whose equal rows are duplicates, where this is not ``pool``.
     num_samples : J, how many posterior samples to draw.
@@ -46,6 +47,7 @@ class Problem:
     _: KW_ONLY
     generator: torch.Generator = field(default_factory=torch.Generator)
     labelled: Tensor | None = None
+    target: Tensor | None = None
     features: Pool | None = None
     labelled_features: Tensor | None = None
     points: Pool | None = None

@@ -288,11 +288,15 @@ class VectorSpace(ColumnSpace):
         norms are in units of ``unit``.
     unit : a power of two of about the largest norm: squares of large numbers do not fit into float32.
     largest : the largest norm.
+    target_moment : (D, D) float64, the sum of phi_t phi_t^T over vectors phi_t of the points where the model
+        will be used, in units of one and not of ``scale``; ``None`` where these are the pool's.
 
     >>> space = VectorSpace(torch.tensor([[3.0, 0.0], [4.0, 1.0]]))
     >>> space.norms, space.total()
     (tensor([5., 1.], dtype=torch.float64), tensor([3., 5.], dtype=torch.float64))
     """
+
+    target_moment: Tensor | None = None
 
     def __init__(self, vectors: Tensor | Columns, labelled: Tensor | None = None) -> None:
         shape = tuple(vectors.shape)
