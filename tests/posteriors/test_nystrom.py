@@ -70,6 +70,17 @@ def test_pivots_of_a_large_pool_come_from_a_part_of_it():
     assert 0.8 < ratio < 2
 
 
+def test_half_of_the_pivots_of_a_target_come_from_there():
+    """Far from the pool, only pivots of the target give its points vectors."""
+    target, generator = POOL + 20, torch.Generator().manual_seed(0)
+    alone = GaussianProcessOnPool.of(EXACT, as_pool(POOL), generator, num=100)
+    both = GaussianProcessOnPool.of(EXACT, as_pool(POOL), generator, target, num=100)
+    assert len(both.candidates) == 100
+    variance = EXACT.function_variance(target)
+    assert float(alone.vectors(target).square().sum()) < 1e-6 * float(variance.sum())
+    assert float(both.vectors(target).square().sum()) > 0.5 * float(variance.sum())
+
+
 @BOTH
 def test_contract(posterior):
     check_posterior(on_pool(posterior), POOL)

@@ -14,7 +14,7 @@ from torch.distributions import Normal
 from coresift import limits
 from coresift.checks import check_integer, check_not_negative
 from coresift.errors import InputError
-from coresift.pool import Pool
+from coresift.pool import Pool, as_pool
 from coresift.posteriors.gaussian_process import GaussianProcessPosterior
 from coresift.posteriors.kernels import pivoted_cholesky
 
@@ -88,6 +88,14 @@ def covariance_vectors(
     return CovarianceVectors(process, candidates[pivots], factor)
 
 
+def _drawn(pool: Pool, num: int, generator: torch.Generator) -> Tensor:
+    """Return (n, d) rows of a pool, at most ``num``, drawn at random."""
+    index = torch.arange(len(pool))
+    if len(pool) > num:
+        index = torch.randperm(len(pool), generator=generator)[:num].sort().values
+    return pool.take(index.numpy())
+
+
 @dataclass(frozen=True, eq=False)
 class GaussianProcessOnPool:
     """A Gaussian process given labels, with draws and vectors that are made for the points of one pool:
@@ -113,13 +121,15 @@ class GaussianProcessOnPool:
         process: GaussianProcessPosterior,
         pool: Pool,
         generator: torch.Generator,
+        target: Tensor | None = None,
         num: int = limits.PIVOT_CANDIDATES,
     ) -> Self:
-        """Draw ``num`` candidates from a pool at random, or take all where there are no more."""
-        index = torch.arange(len(pool))
-        if len(pool) > num:
-            index = torch.randperm(len(pool), generator=generator)[:num].sort().values
-        return cls(process, pool.take(index.numpy()))
+        """Draw ``num`` candidates from a pool at random, or take all where there are no more.
+
+        Where there is a ``target`` (T, d), rows where the model will be used, half of them come from there.
+        """
+        sources = [pool] if target is None else [pool, as_pool(target)]
+        return cls(process, torch.cat([_drawn(each, num // len(sources), generator) for each in sources]))
 
     def to(self, device: torch.device | str) -> Self:
         """Return the posterior on another device."""
