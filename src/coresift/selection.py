@@ -186,7 +186,7 @@ def _problem(given: _Given, method: Strategy, budget: int, resources: Resources,
             memory -= max(held_bytes() - held, 0)  # the network's outputs, where they are kept in memory
     generator = make_generator(seed)
     if isinstance(model, GaussianProcessPosterior):
-        model = GaussianProcessOnPool.of(model, source, generator, target)
+        model = GaussianProcessOnPool.of(model, source, generator, target=target)
     return Problem(
         source,
         model,

@@ -74,7 +74,7 @@ def test_half_of_the_pivots_of_a_target_come_from_there():
     """Far from the pool, only pivots of the target give its points vectors."""
     target, generator = POOL + 20, torch.Generator().manual_seed(0)
     alone = GaussianProcessOnPool.of(EXACT, as_pool(POOL), generator, num=100)
-    both = GaussianProcessOnPool.of(EXACT, as_pool(POOL), generator, target, num=100)
+    both = GaussianProcessOnPool.of(EXACT, as_pool(POOL), generator, 100, target)
     assert len(both.candidates) == 100
     variance = EXACT.function_variance(target)
     assert float(alone.vectors(target).square().sum()) < 1e-6 * float(variance.sum())

@@ -121,8 +121,8 @@ class GaussianProcessOnPool:
         process: GaussianProcessPosterior,
         pool: Pool,
         generator: torch.Generator,
-        target: Tensor | None = None,
         num: int = limits.PIVOT_CANDIDATES,
+        target: Tensor | None = None,
     ) -> Self:
         """Draw ``num`` candidates from a pool at random, or take all where there are no more.
 
