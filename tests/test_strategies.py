@@ -192,6 +192,14 @@ def test_bald_of_more_samples_than_the_space_draws():
     assert top == exact.argsort(descending=True)[:7].tolist()
 
 
+@pytest.mark.parametrize("strategy", ["predictive-lcmd", "acs-fw", "variance-reduction", "variance"])
+def test_all_samples_of_a_model_are_used(strategy):
+    """With more than 128 samples, a random part of them would choose another batch for each seed."""
+    means = normal(300, N)
+    batches = [select(means=means, variances=0.5, budget=7, strategy=strategy, seed=seed) for seed in (0, 1)]
+    assert batches[0].index.tolist() == batches[1].index.tolist()
+
+
 def test_samples_that_agree_but_for_a_few_digits():
     """Predictions in float32 are compared in float64: the best points are still found."""
     probs = torch.softmax(normal(1, N, 3) + 1e-3 * normal(30, N, 3, seed=1), -1)
@@ -412,9 +420,9 @@ def test_points_that_all_samples_agree_on_fill_a_batch(num_samples, strategy):
     assert batch.weights is None or (len(batch.weights) == 10 and batch.weights[5:].max() == 0)
     with pytest.warns(UserWarning, match="can never be selected"):
         assert len(select(probs=votes, strategy=strategy, budget=2)) == 2
-    nothing = pytest.raises(InputError, match="only 0 of 200 points can be chosen")
-    with pytest.warns(UserWarning, match="can never be selected"), nothing:
-        select(probs=votes, strategy=strategy, budget=10, exclude=range(5))
+    with pytest.warns(UserWarning, match="say nothing; 10 of them, drawn at random, are the batch"):
+        batch = select(probs=votes, strategy=strategy, budget=10, exclude=range(5))
+    assert len({*batch.index.tolist()}) == 10 and batch.index.min() >= 5
 
 
 def test_predictive_space_in_fewer_dimensions():

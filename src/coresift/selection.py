@@ -196,7 +196,7 @@ def _problem(given: _Given, method: Strategy, budget: int, resources: Resources,
         features=features,
         labelled_features=labelled_features,
         points=features if given.predicted else None,  # several points may have the same predictions
-        num_samples=method.num_samples or default_num_samples(budget),
+        num_samples=method.num_samples or default_num_samples(budget, model),
         exact=method.exact,
         memory=memory,
     )

@@ -135,7 +135,7 @@ def asker(
             spaces.append(original.build(problem))
         return spaces[0]
 
-    num_samples = original.num_samples or default_num_samples(budget)
+    num_samples = original.num_samples or default_num_samples(budget, head)
     once = replace(original, build=build, num_samples=num_samples)
 
     def ask(num: int, pending: Sequence[int], closed: Sequence[int]) -> Batch:

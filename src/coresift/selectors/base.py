@@ -182,6 +182,8 @@ class Selector(ABC, Generic[Source]):
         can, generator = _selectable(source), make_generator(seed)
         candidates = _Candidates(can, waiting, closed)
         fill = candidates.num_to_fill(budget, self.exact_size)
+        if fill == budget:
+            return candidates.filled(Batch(np.empty(0, np.int64)), fill, generator)
         with progress_bar("choosing points", budget) as advance:
             selection = Selection(budget - fill, waiting, can, report=advance)
             weights, residuals = self._choose(source, selection, generator)
@@ -227,14 +229,14 @@ class _Candidates:
     def num_to_fill(self, budget: int, exact_size: bool) -> int:
         """How many points of norm zero the batch needs; raises where all points are not enough."""
         size, (pending, excluded, zero, first) = len(self.empty), self._counts
-        # Points that say nothing make a batch full where there are others in it.
         fill = 0
-        if exact_size and self.left:
+        if exact_size:  # points that say nothing make a batch full
             fill = min(max(budget - self.left, 0), int(self.empty.count_nonzero()))
         if fill or 2 * zero >= size:  # a few points that a model is sure of need no warning
             why = "can never be selected; drop them or check for a constant likelihood"
             if fill:
-                why = f"say nothing; {fill} of them, drawn at random, fill up a batch of {self.left} others"
+                others = f"fill up a batch of {self.left} others" if self.left else "are the batch"
+                why = f"say nothing; {fill} of them, drawn at random, {others}"
             warnings.warn(
                 f"{zero} of {size} vectors have zero norm (first: index {first}) and {why}", stacklevel=3
             )

@@ -15,7 +15,7 @@ from coresift.checks import check_integer, check_shape
 from coresift.errors import InputError
 from coresift.limits import CLOSED_FORM_BYTES
 from coresift.pool import Pool
-from coresift.posteriors.base import Posterior
+from coresift.posteriors.base import FiniteSamples, Posterior
 
 # Two points are the same if their squared distance is at most this share of the sum of their squared norms.
 SAME = 1e-10
@@ -93,17 +93,19 @@ class Problem:
             )
 
 
-def default_num_samples(budget: int) -> int:
+def default_num_samples(budget: int, model: Posterior | None = None) -> int:
     """Return J, the number of posterior samples for a batch of ``budget`` points.
 
     In J dimensions about J points reproduce the whole pool, and further choices mean nothing. Therefore J is
     twice the budget: at least 128, since inner products have a relative error of about 1/sqrt(J), and at most
-    1024, since memory and time grow with J.
+    1024, since memory and time grow with J. A ``model`` of which only K samples are known, such as an ensemble,
+    gives all of them, again up to 1024: to leave some out at random would make the batch depend on the seed.
 
     >>> [default_num_samples(budget) for budget in (10, 200, 5000)]
     [128, 400, 1024]
     """
-    return min(max(2 * check_integer(budget, 1, "budget"), 128), 1024)
+    known = model.num_samples if isinstance(model, FiniteSamples) else 0
+    return min(max(2 * check_integer(budget, 1, "budget"), 128, known), 1024)
 
 
 class Space(ABC):
