@@ -98,8 +98,9 @@ def default_num_samples(budget: int, model: Posterior | None = None) -> int:
 
     In J dimensions about J points reproduce the whole pool, and further choices mean nothing. Therefore J is
     twice the budget: at least 128, since inner products have a relative error of about 1/sqrt(J), and at most
-    1024, since memory and time grow with J. A ``model`` of which only K samples are known, such as an ensemble,
-    gives all of them, again up to 1024: to leave some out at random would make the batch depend on the seed.
+    1024, since memory and time grow with J. A ``model`` of which only K samples are known, such as an
+    ensemble, gives all of them, again up to 1024: to leave some out at random would make the batch depend on
+    the seed.
 
     >>> [default_num_samples(budget) for budget in (10, 200, 5000)]
     [128, 400, 1024]
