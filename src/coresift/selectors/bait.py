@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
+from itertools import islice
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
@@ -15,7 +15,7 @@ from coresift.checks import check_integer, check_positive
 from coresift.errors import InputError
 from coresift.pool import Pool, as_pool, read
 from coresift.scores import Score
-from coresift.selectors.base import Selection, Selector
+from coresift.selectors.base import Selection, Selector, distinct
 from coresift.spaces.base import Problem
 from coresift.spaces.features import model_features
 from coresift.spaces.gradient import class_probabilities
@@ -135,20 +135,11 @@ class Bait(Selector[Score]):
 
     def _add(self, score: Score, selection: Selection, design: _Design) -> tuple[list[int], list[int]]:
         """Add points one by one; also return the duplicates that were met on the way."""
-        seen = set(score.identity(selection.pending)) if len(selection.pending) else set()
-        open, chosen, duplicates = selection.open.clone(), list[int](), list[int]()
-        gains = design.gains()
-        while len(chosen) < self.oversample * selection.budget and bool(open.any()):
-            n = int(gains.masked_fill(~open, -1.0).argmax())
-            open[n] = False
-            identity = score.identity(np.array([n]))[0]
-            if identity in seen:
-                duplicates.append(n)
-                continue
-            seen.add(identity)
+        chosen, duplicates = list[int](), list[int]()
+        most = self.oversample * selection.budget
+        for n in islice(distinct(score, selection, design.gains, duplicates), most):
             chosen.append(n)
             design.change(n)
-            gains = design.gains()
         return chosen, duplicates
 
 

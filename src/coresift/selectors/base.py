@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, TypeVar, get_args, get_origin
 
@@ -129,6 +129,29 @@ def norms_of(space: Space, index: list[int]) -> Tensor:
     device, for a selector that decides on the CPU.
     """
     return norms_at(space, torch.tensor(index, dtype=torch.long, device=space.total().device)).cpu()
+
+
+def distinct(
+    score: Score, selection: Selection, gains: Callable[[], Tensor], duplicates: list[int]
+) -> Iterator[int]:
+    """Yield the open point of the largest gain, again and again, without duplicates of earlier points.
+
+    ``gains()`` (N,) is asked for anew after each point. Duplicates that are met, also of pending points, are
+    appended to ``duplicates``.
+    """
+    seen = set(score.identity(selection.pending)) if len(selection.pending) else set()
+    open = selection.open.clone()
+    while bool(open.any()):
+        found = gains()
+        while bool(open.any()):
+            n = int(found.masked_fill(~open, -1.0).argmax())
+            open[n] = False
+            identity = score.identity(np.array([n]))[0]
+            if identity not in seen:
+                seen.add(identity)
+                yield n
+                break
+            duplicates.append(n)
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from coresift.checks import check_integer
 from coresift.errors import InputError
 from coresift.scores import ClassScore, Score, label_information
-from coresift.selectors.base import Selection, Selector
+from coresift.selectors.base import Selection, Selector, distinct
 
 
 @dataclass(frozen=True)
@@ -45,20 +44,11 @@ class BatchBALD(Selector[Score]):
     def _choose(self, score: Score, selection: Selection, generator: torch.Generator) -> tuple[None, None]:
         if not isinstance(score, ClassScore):
             raise InputError("BatchBALD chooses from a ClassScore, class probabilities by posterior samples")
-        seen = set(score.identity(selection.pending)) if len(selection.pending) else set()
-        open, duplicates = selection.open.clone(), list[int]()
-        gains = self._gains(score, selection, generator)
-        while not selection.full and bool(open.any()):
-            n = int(gains.masked_fill(~open, -1.0).argmax())
-            open[n] = False
-            identity = score.identity(np.array([n]))[0]
-            if identity in seen:
-                duplicates.append(n)
-                continue
-            seen.add(identity)
+        duplicates = list[int]()
+        for n in distinct(score, selection, lambda: self._gains(score, selection, generator), duplicates):
             selection.take(n)
-            if not selection.full:
-                gains = self._gains(score, selection, generator)
+            if selection.full:
+                break
         for n in sorted(duplicates)[: selection.budget - len(selection.chosen)]:
             selection.take(n)
         return None, None
