@@ -129,7 +129,7 @@ class GaussianProcessRegressor(Regressor):
         generator = self._generator()
         order = torch.randperm(len(x), generator=generator).to(x.device)
         exact = len(x) <= self.num_exact
-        rows = order if exact else order[: limits.KERNEL_ROWS]
+        rows = order if exact else order[: min(limits.KERNEL_ROWS, int(self.num_exact))]
         begin = starts(x.shape[1], self.num_restarts, generator)
         kernel, noise = self._fitted_kernel(labelled, rows, begin, advance)
         mean = float(labelled.of_y.mean)
