@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 
 from coresift import InputError, select
-from coresift.estimators import AutoClassifier, AutoRegressor, GaussianProcessRegressor
-from coresift.estimators import auto
+from coresift.estimators import AutoClassifier, AutoRegressor, GaussianProcessRegressor, auto
 from coresift.estimators.auto import Score, _choice, _folds
 from coresift.testing import check_posterior
 
@@ -48,10 +48,10 @@ def test_finds_the_right_regressor(name, y):
 
 
 def test_finds_the_right_classifier():
-    linear = classifier().fit(X[:100], WORDS[:100])
+    linear = classifier().fit(X[:80], WORDS[:80])
     assert linear.chosen_ == "logistic regression" and linear.score(X, WORDS) > 0.9
     ring = np.hypot(X[:, 0], X[:, 1]) > 1
-    trees = classifier().fit(X[:100], ring[:100])
+    trees = classifier().fit(X[:80], ring[:80])
     assert trees.chosen_ == "extra trees" and trees.classes_.tolist() == [False, True]
     for model in (linear, trees):
         check_posterior(model.posterior_, torch.as_tensor(X[:20]))
@@ -70,7 +70,8 @@ def test_every_candidate_has_a_posterior_to_choose_with(make):
 
 def test_scores_are_in_the_units_of_labels():
     y = X[:, 0] + NOISE
-    model, scaled = regressor().fit(X, y), regressor().fit(X, 1e6 * y - 1e7)
+    x, y = X[:60], y[:60]
+    model, scaled = regressor().fit(x, y), regressor().fit(x, 1e6 * y - 1e7)
     assert scaled.chosen_ == model.chosen_
     for name, score in model.scores_.items():
         assert np.isclose(scaled.scores_[name].mean, score.mean - np.log(1e6), atol=0.01)
@@ -139,9 +140,9 @@ def test_odd_sets_of_numbers(name):
 ODD_CLASSES = {
     "two rows": (X[:2], ["a", "b"]),
     "one class": (X[:40], ["a"] * 40),
-    "a class of one row": (X[:40], ["a"] * 20 + ["b"] * 19 + ["c"]),
+    "a class of one row": (X[:20], ["a"] * 10 + ["b"] * 9 + ["c"]),
     "a class for each row": (X[:15], [f"class {number}" for number in range(15)]),
-    "a rare class": (X[:40], ["a"] * 38 + ["b"] * 2),
+    "a rare class": (X[:20], ["a"] * 18 + ["b"] * 2),
 }
 
 
@@ -155,9 +156,9 @@ def test_odd_sets_of_classes(name):
 
 def test_fit_many_is_fit_one_by_one():
     sets = [(X[:30], STEPS[:30]), (X[40:80], X[40:80, 0])]
-    together = regressor().fit_many(sets, [3, 4])
+    together = regressor(candidates=QUICK[:2]).fit_many(sets, [3, 4])
     for model, own, seed in zip(together, sets, [3, 4], strict=True):
-        alone = regressor(random_state=seed).fit(*own)
+        alone = clone(model).set_params(random_state=seed).fit(*own)
         assert alone.chosen_ == model.chosen_ and alone.scores_ == model.scores_
         assert np.array_equal(alone.predict(X), model.predict(X))
     trees = classifier(candidates=["extra trees"])

@@ -226,7 +226,7 @@ class AutoClassifier(Classifier, _Auto):
         return sets  # a set's candidates predict its own classes
 
     def _size(self, x: Tensor) -> Size:
-        return Size(*x.shape, len(self.classes_))
+        return super()._size(x)._replace(classes=len(self.classes_))
 
     def _strata(self, y: Array) -> Array:
         return y
@@ -259,9 +259,12 @@ def _score(values: Array) -> Score:
 
 
 def _choice(compared: Mapping[str, Array], former: str | None) -> str:
-    """Return the best model, or the former one unless the best is better by more than a standard error."""
+    """Return the best model, or the former one unless the best is better by more than a standard error.
+
+    The error is that of the mean paired difference over left-out labels.
+    """
     best = max(compared, key=lambda name: float(compared[name].mean()))
-    if former not in compared:
+    if former is None or former not in compared:
         return best
     gain = _score(compared[best] - compared[former])
     return best if gain.mean > gain.standard_error else former

@@ -25,6 +25,9 @@ _BOOSTING: dict[str, Any] = {
 }  # fmt: skip
 
 
+_EXACT_LABELS = 1000  # of a Gaussian process; of more, its kernel is fitted to as many
+
+
 class Size(NamedTuple):
     """The size of a labelled set."""
 
@@ -45,7 +48,7 @@ class Candidate(NamedTuple):
 
 
 def quick_epochs(num_labels: int) -> int:
-    """Return for how many epochs networks are trained if a fit is to take seconds."""
+    """Return the number of epochs after which a fit of networks takes seconds."""
     return max(min(60, 60 * limits.MANY_LABELS // max(num_labels, 1)), limits.LEAST_EPOCHS)
 
 
@@ -58,7 +61,7 @@ def large_batch(num_labels: int) -> int | None:
 
 
 def _gaussian_process(_: int) -> Estimator:
-    return GaussianProcessRegressor(num_restarts=0, num_exact=1000, max_iterations=30)
+    return GaussianProcessRegressor(num_restarts=0, num_exact=_EXACT_LABELS, max_iterations=30)
 
 
 def _boosted_regressor(_: int) -> Estimator:
@@ -93,7 +96,8 @@ def _classification_networks(num_labels: int) -> Estimator:
 # The first that suits a set is the model of sets that are too small to compare.
 REGRESSORS: Mapping[str, Candidate] = {
     "gaussian process": Candidate(
-        _gaussian_process, lambda size: min(size.labels, 1000) ** 2 * size.columns <= limits.KERNEL_WORK
+        _gaussian_process,
+        lambda size: min(size.labels, _EXACT_LABELS) ** 2 * size.columns <= limits.KERNEL_WORK,
     ),
     "linear regression": Candidate(lambda _: BayesianLinearRegressor()),
     "extra trees": Candidate(lambda _: BaggedRegressor()),

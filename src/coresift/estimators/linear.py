@@ -57,7 +57,7 @@ class BayesianLinearRegressor(Regressor):
             estimator.posterior_ = NetworkPosterior(network, head).to(estimator.device)
 
     def _fitted_state(self) -> State:
-        head = self.posterior_.head
+        head: Any = self.posterior_.head
         tensors = network_tensors(self.posterior_) | head_tensors(head)
         return tensors, {"shape": head.shape, "rate": head.rate}
 
