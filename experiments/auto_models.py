@@ -82,24 +82,24 @@ def run(task: str, path: Path, seeds: int, out: Path) -> None:
 
 
 def summary(out: Path) -> None:
-    """Print ratios of errors to those of automatic choice, geometric means, and mean differences."""
+    """Print a row for each model: ratio of errors to automatic choice, log likelihood, how often chosen."""
     lines = read(out)
     for task in ("regression", "classification"):
         own = [line for line in lines if line["task"] == task]
         base = {_run(line): line for line in own if line["model"] == "auto"}
         for name in dict.fromkeys(line["model"] for line in own):
-            cells = []
-            for num in LABELS:
-                some = [line for line in own if line["model"] == name and line["labels"] == num]
-                pairs = [(line, base[_run(line)]) for line in some]
-                ratio = (
-                    np.exp(np.mean([np.log(_error(a) / _error(b)) for a, b in pairs])) if pairs else np.nan
-                )
-                gain = np.mean([a["log_likelihood"] for a, _ in pairs]) if pairs else np.nan
-                seconds = np.mean([a["seconds"] for a, _ in pairs]) if pairs else np.nan
-                chosen = np.mean([b["chosen"] == name for b in base.values() if b["labels"] == num])
-                cells.append(f"{ratio:.3f} | {gain:.3f} | {seconds:.1f} | {chosen:.0%}")
+            cells = [_cell([line for line in own if line["model"] == name], base, num) for num in LABELS]
             print(f"| {task} | {name} |", " | ".join(cells), "|")
+
+
+def _cell(own: list[dict[str, Any]], base: dict[tuple[Any, ...], dict[str, Any]], num: int) -> str:
+    pairs = [(line, base[_run(line)]) for line in own if line["labels"] == num]
+    if not pairs:
+        return "none"
+    ratio = np.exp(np.mean([np.log(_error(line) / _error(auto)) for line, auto in pairs]))
+    likelihood = np.mean([line["log_likelihood"] for line, _ in pairs])
+    chosen = np.mean([auto["chosen"] == line["model"] for line, auto in pairs])
+    return f"{ratio:.2f}, {likelihood:.2f}, {chosen:.0%}"
 
 
 def _run(line: dict[str, Any]) -> tuple[Any, ...]:
