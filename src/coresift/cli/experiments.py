@@ -20,10 +20,7 @@ commands = typer.Typer(
 
 Config = Annotated[Path, Argument(help="A TOML file, such as experiments/table1.toml.")]
 Named = Annotated[
-    str,
-    Argument(
-        help="A TOML file, such as experiments/table1.toml, or suite:quick, tables, large, text or oracle."
-    ),
+    str, Argument(help="A TOML file, such as experiments/table1.toml, or suite:quick, tables, large, text or oracle.")
 ]
 Tables = Annotated[Path | None, Option(help="The folder of data files; CORESIFT_DATA or data by default.")]
 Device = Annotated[str, Option(help="Where to train: cpu or cuda.")]

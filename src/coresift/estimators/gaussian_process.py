@@ -54,7 +54,7 @@ class GaussianProcessRegressor(Regressor):
 
     Length scales, variance and noise are the most probable ones given the labels and weak priors. Each
     optimisation is one call of SciPy's L-BFGS, also in ``fit_many``: a batched Cholesky decomposition of 40
-    matrices of 220 rows takes as long as 40 single ones. Columns and targets are standardised inside;
+    matrices of 220 rows is no faster than 40 single ones. Columns and targets are standardised inside;
     predictions and ``posterior_`` are in the units of ``y``.
 
     Length scales are between 0.01 and 1000 standard deviations of a column; their logarithms have the prior

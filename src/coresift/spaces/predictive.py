@@ -34,9 +34,9 @@ class Predictive:
     twice the information that their labels would give about theta. So does a `GaussianProcessOnPool`, whose
     covariances replace x_n^T S x_i.
 
-    Other models, and these two with ``exact=False``, draw J samples. For regression, sample j
-    predicts for point n a mean mu_jn and a noise variance v_jn. Their means over samples are mu_n and v_n.
-    The squared distance between points n and i is
+    Other models, and these two with ``exact=False``, draw J samples. For regression, sample j predicts
+    for point n a mean mu_jn and a noise variance v_jn. Their means over samples are mu_n and v_n. The squared
+    distance between points n and i is
 
         d^2(n, i) = (1/J) sum_j [(mu_jn - mu_n) / sqrt(v_n) - (mu_ji - mu_i) / sqrt(v_i)]^2
 
