@@ -105,7 +105,7 @@ class BaggedRegressor(Regressor, _Bagged):
     num_members : how many copies of it are fitted.
     fraction : of the labels that each is fitted to, drawn without replacement.
     random_state, progress : see `NeuralLinearClassifier`.
-    device : members are on the CPU, whatever it is.
+    device : has no effect; members are on the CPU.
 
     Attributes
     ----------
