@@ -112,6 +112,15 @@ LAPLACE_ROWS = 1024  # rows run through the network at a time for the curvature
 # Rows of a Gaussian process, drawn at random from larger sets: on which starts of the optimiser are compared,
 # and with inducing points those that the kernel is fitted to. Both change the fit.
 START_ROWS, KERNEL_ROWS = 500, 2000
+# Automatic choice of a model; all change what is chosen.
+LEAST_COMPARED = 10  # labels to compare models on, at least
+COMPARED_LABELS = 5000  # and at most, drawn at random
+COMPARED_FOLDS = 5  # parts of the labels, one of which is left out at a time
+LEFT_OUT_LABELS = 200  # enough labels left out: of more labels, not each is
+KERNEL_WORK = 40_000_000  # squared labels times columns of a Gaussian process, at most
+BOOSTED_LABELS, BOOSTED_CLASSES = 40, 20  # labels that boosting needs, and most classes: each has its trees
+MANY_LABELS = 1000  # from here on there are fewer epochs of more steps, so that any fit takes seconds
+LEAST_EPOCHS, MOST_STEPS = 12, 10  # epochs, and steps of an epoch, of such a fit
 
 # --- labelling
 ITEM_NUMBERS = 4_000_000  # numbers read at a time from an array with wide rows
@@ -143,8 +152,6 @@ NAMED_IMAGES = 10  # images named in a message that some cannot be read
 ITEM_BLOCK = 65_536  # items whose nearest of a batch is found, or that a model predicts, at a time
 CANDIDATES = 100_000  # items looked at for a batch, drawn at random from larger pools; changes what is chosen
 COLD_CANDIDATES = 20_000  # the same without a model, where k-medoids take long; changes what is chosen
-MANY_LABELS = 1000  # from here on there are fewer epochs of more steps, so that any fit takes seconds
-LEAST_EPOCHS, MOST_STEPS = 12, 10  # epochs, and steps of an epoch, of such a fit
 CALIBRATION_FOLDS = 5  # labels are left out in so many parts, one after the other
 ENOUGH_LEFT_OUT = 400  # until so many were: they give the factor of calibration to 4%
 LEAST_LABELS = 10  # with fewer labels a model knows too little to choose by; changes what is chosen

@@ -4,6 +4,11 @@ import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from coresift.estimators import (
+    AutoClassifier,
+    AutoRegressor,
+    BaggedClassifier,
+    BaggedRegressor,
+    BayesianLinearRegressor,
     DropoutClassifier,
     DropoutRegressor,
     EnsembleClassifier,
@@ -23,6 +28,10 @@ ESTIMATORS = [
     *(kind(epochs=8, num_predictive=20, progress=False) for kind in (DropoutRegressor, DropoutClassifier)),
     *(kind(epochs=8, progress=False) for kind in (LaplaceRegressor, LaplaceClassifier)),
     GaussianProcessRegressor(progress=False),
+    BayesianLinearRegressor(),
+    *(kind(num_members=4, progress=False) for kind in (BaggedRegressor, BaggedClassifier)),
+    AutoRegressor(candidates=["gaussian process", "linear regression"], progress=False),
+    AutoClassifier(candidates=["logistic regression", "extra trees"], progress=False),
 ]
 ROUNDING = "networks compute in float32: products of other rows, or of rows elsewhere, round differently"
 MAY_FAIL = dict.fromkeys(

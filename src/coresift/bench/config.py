@@ -36,6 +36,7 @@ _REGRESSORS: dict[str, type[Any]] = {
     "dropout": estimators.DropoutRegressor,
     "laplace": estimators.LaplaceRegressor,
     "gaussian-process": estimators.GaussianProcessRegressor,
+    "auto": estimators.AutoRegressor,
     "forest": ForestRegressor,
 }
 _CLASSIFIERS: dict[str, type[Any]] = {
@@ -43,6 +44,7 @@ _CLASSIFIERS: dict[str, type[Any]] = {
     "ensemble": estimators.EnsembleClassifier,
     "dropout": estimators.DropoutClassifier,
     "laplace": estimators.LaplaceClassifier,
+    "auto": estimators.AutoClassifier,
     "forest": ForestClassifier,
     "bagged-logistic": BaggedLogistic,
 }

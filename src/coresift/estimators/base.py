@@ -1,9 +1,8 @@
-"""Share what estimators built on networks have in common: options, images, classes."""
+"""Share what estimators built on networks have in common: options, images, restored weights."""
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
@@ -11,20 +10,17 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import ClassifierMixin
 from sklearn.utils import check_consistent_length
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from coresift.checks import check_integer
 from coresift.errors import InputError, shown
-from coresift.estimators.estimator import Estimator, LabelledSet, Regressor, one_line
+from coresift.estimators.estimator import Classifier, Estimator, LabelledSet, Regressor, one_line
 from coresift.estimators.networks import Trainer
 from coresift.estimators.networks.extractors import Network, new_network
 from coresift.estimators.networks.layers import AppendOne, Headed, Standardise
-from coresift.threads import enough_threads
 
 # Channels of an image, at most and usually; more might be a height or width.
 _MOST_CHANNELS, _CHANNELS = 4, (1, 3, 4)
@@ -129,50 +125,8 @@ class NetworkRegressor(Regressor, NetworkEstimator):
     """A regressor by networks."""
 
 
-class NetworkClassifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc]
-    """A classifier; ``classes_`` are the labels, in the order of ``predict_proba``'s columns."""
-
-    def predict_proba(self, X: Any) -> Any:
-        """(n, C) class probabilities, in the order of ``classes_``."""
-        rows = self._rows(X)
-        with enough_threads(rows.numel()):
-            return self.posterior_.predictive(rows).probs.cpu().numpy()
-
-    def predict(self, X: Any) -> Any:
-        """(n,) the most likely labels."""
-        probs = self.predict_proba(X)
-        return self.classes_[probs.argmax(1)]
-
-    def _learn_targets(self, targets: Any) -> Tensor:
-        """(n,) indices into ``classes_``."""
-        with warnings.catch_warnings():
-            # Many classes with few labels are usual here, and no sign of a regression problem.
-            warnings.filterwarnings("ignore", "The number of unique classes is greater", UserWarning)
-            one_line(check_classification_targets, targets)
-        self.classes_, codes = np.unique(targets, return_inverse=True)
-        return torch.as_tensor(codes)
-
-    @staticmethod
-    def _recoded(estimators: Sequence[Any], sets: list[LabelledSet]) -> list[LabelledSet]:
-        """Give all estimators the classes of all sets, since a small set may lack some; recode the labels."""
-        classes = np.unique(np.concatenate([estimator.classes_ for estimator in estimators]))
-        recoded = []
-        for estimator, (x, codes) in zip(estimators, sets, strict=True):
-            recoded.append((x, torch.as_tensor(np.searchsorted(classes, estimator.classes_))[codes]))
-            estimator.classes_ = classes
-        return recoded
-
-    def _described_targets(self) -> dict[str, Any]:
-        return {"classes": self.classes_.tolist(), "type": self.classes_.dtype.str}
-
-    def _restore_targets(self, described: Mapping[str, Any]) -> None:
-        self.classes_ = np.array(described["classes"], dtype=described["type"])
-        unchanged = self.classes_.tolist() == described["classes"]
-        if not unchanged or not np.array_equal(self.classes_, np.unique(self.classes_)):
-            raise ValueError(f"classes of type {described['type']} do not fit {described['classes']}")
-
-    def _num_targets(self) -> int:
-        return len(self.classes_)
+class NetworkClassifier(Classifier, NetworkEstimator):
+    """A classifier by networks."""
 
 
 def _bytes_of_images(X: Any, tabular: bool, least: int) -> Tensor | None:

@@ -1,17 +1,19 @@
-"""Share what all estimators have in common: validation, fitting one or many, predictions of numbers."""
+"""Share what all estimators have in common: validation, fitting one or many, predictions."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
-from sklearn.base import RegressorMixin, clone
+from sklearn.base import ClassifierMixin, RegressorMixin, clone
 from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
@@ -170,6 +172,52 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
 
     def _num_targets(self) -> int:
         return math.prod(self._target_shape)
+
+
+class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
+    """A classifier; ``classes_`` are the labels, in the order of ``predict_proba``'s columns."""
+
+    def predict_proba(self, X: Any) -> Any:
+        """(n, C) class probabilities, in the order of ``classes_``."""
+        rows = self._rows(X)
+        with enough_threads(rows.numel()):
+            return self.posterior_.predictive(rows).probs.cpu().numpy()
+
+    def predict(self, X: Any) -> Any:
+        """(n,) the most likely labels."""
+        probs = self.predict_proba(X)
+        return self.classes_[probs.argmax(1)]
+
+    def _learn_targets(self, targets: Any) -> Tensor:
+        """(n,) indices into ``classes_``."""
+        with warnings.catch_warnings():
+            # Many classes with few labels are usual here, and no sign of a regression problem.
+            warnings.filterwarnings("ignore", "The number of unique classes is greater", UserWarning)
+            one_line(check_classification_targets, targets)
+        self.classes_, codes = np.unique(targets, return_inverse=True)
+        return torch.as_tensor(codes)
+
+    @staticmethod
+    def _recoded(estimators: Sequence[Any], sets: list[LabelledSet]) -> list[LabelledSet]:
+        """Give all estimators the classes of all sets, since a small set may lack some; recode the labels."""
+        classes = np.unique(np.concatenate([estimator.classes_ for estimator in estimators]))
+        recoded = []
+        for estimator, (x, codes) in zip(estimators, sets, strict=True):
+            recoded.append((x, torch.as_tensor(np.searchsorted(classes, estimator.classes_))[codes]))
+            estimator.classes_ = classes
+        return recoded
+
+    def _described_targets(self) -> dict[str, Any]:
+        return {"classes": self.classes_.tolist(), "type": self.classes_.dtype.str}
+
+    def _restore_targets(self, described: Mapping[str, Any]) -> None:
+        self.classes_ = np.array(described["classes"], dtype=described["type"])
+        unchanged = self.classes_.tolist() == described["classes"]
+        if not unchanged or not np.array_equal(self.classes_, np.unique(self.classes_)):
+            raise ValueError(f"classes of type {described['type']} do not fit {described['classes']}")
+
+    def _num_targets(self) -> int:
+        return len(self.classes_)
 
 
 def one_line(check: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -67,8 +67,9 @@ class GaussianProcessRegressor(Regressor):
     num_restarts : how many further starts of the optimiser to draw at random. They are compared on at most
         500 of the labels, and the best is continued on all.
     num_exact : up to so many labels the posterior is exact, in time O(n^3) and memory O(n^2). From more
-        labels, the kernel is fitted to 2000, drawn at random, and inducing points stand for all.
-    num_inducing : how many inducing points, chosen among the same 2000, each where the kernel's largest
+        labels, the kernel is fitted to as many, at most 2000, drawn at random, and inducing points stand for
+        all.
+    num_inducing : how many inducing points, chosen among those drawn, each where the kernel's largest
         variance is left.
     priors : ``False`` for the parameters of largest marginal likelihood within these bounds.
     max_iterations : of the optimiser, for each start.
@@ -129,7 +130,7 @@ class GaussianProcessRegressor(Regressor):
         generator = self._generator()
         order = torch.randperm(len(x), generator=generator).to(x.device)
         exact = len(x) <= self.num_exact
-        rows = order if exact else order[: limits.KERNEL_ROWS]
+        rows = order if exact else order[: min(limits.KERNEL_ROWS, int(self.num_exact))]
         begin = starts(x.shape[1], self.num_restarts, generator)
         kernel, noise = self._fitted_kernel(labelled, rows, begin, advance)
         mean = float(labelled.of_y.mean)

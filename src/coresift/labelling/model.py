@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coresift import limits
+from coresift.estimators.candidates import large_batch, quick_epochs
 from coresift.estimators.ensemble import EnsembleClassifier
 from coresift.estimators.neural_linear import NeuralLinearRegressor
 from coresift.labelling.records import Task
@@ -30,13 +31,12 @@ def default_model(task: Task, num_labels: int, seed: int) -> EnsembleClassifier 
     >>> default_model("classification", num_labels=50, seed=0).epochs
     60
     """
-    epochs = max(min(60, 60 * limits.MANY_LABELS // max(num_labels, 1)), limits.LEAST_EPOCHS)
+    epochs = quick_epochs(num_labels)
     if task == "classification":
         return EnsembleClassifier(num_members=10, epochs=epochs, random_state=seed)
-    # A step looks at all labels, so of many there are no more steps than of a few thousand.
-    large = math.ceil(num_labels / limits.MOST_STEPS) if num_labels > limits.MOST_STEPS * 512 else None
+    batch_size = large_batch(num_labels)
     return NeuralLinearRegressor(
-        num_members=5, epochs=epochs, batch_size=large, calibration_folds=3, random_state=seed
+        num_members=5, epochs=epochs, batch_size=batch_size, calibration_folds=3, random_state=seed
     )
 
 

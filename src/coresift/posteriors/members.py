@@ -27,8 +27,9 @@ def members_posterior(ensemble: Any, noise_variance: float | None = None) -> Fun
     >>> posterior.predictive(torch.tensor([[0.0], [19.0]])).probs.argmax(1)
     tensor([0, 1])
     """
-    members = np.ravel(getattr(ensemble, "estimators_", [])).tolist()
-    if not members or np.ndim(ensemble.estimators_) > 1:  # stages of boosting are no models by themselves
+    members = getattr(ensemble, "estimators_", [])
+    stages = getattr(members, "ndim", 1) > 1  # of boosting, which are no models by themselves
+    if stages or len(members) == 0:
         raise InputError(
             f"{type(ensemble).__name__} has no members that predict by themselves; pass a fitted forest, or "
             "a bagging or voting ensemble"
