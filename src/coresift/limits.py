@@ -84,6 +84,8 @@ PROBIT_NODES = 64  # nodes of the integral for probit regression
 MEDOID_WORKING_SET = 2**19  # numbers of a temporary matrix of k-medoids: they stay in a cache
 MEDOID_WORKING_SET_ON_GPU = 2**26
 MOST_MIDDLES = 1024  # points nearest to a cluster's mean that may become its medoid; changes what is chosen
+TYPICAL_CANDIDATES = 2000  # points of a cluster whose typicality is computed; changes what is chosen
+FEW_CLUSTERS = 50  # up to which each step of k-means looks at all points; changes what is chosen
 LEAST_STEP = 1e-6  # share of the sum of a cluster's distances that a step of its medoid saves, at least
 LEAST_GAIN = 1e-4  # share of the sum of all distances that jumps of medoids save; both change what is chosen
 
@@ -93,6 +95,7 @@ FISHER_PAIR_BYTES = 80  # memory of a number of the Fisher information of a last
 VARIANCE_PAIR_BYTES = 100  # memory of a pair of a vector's numbers, in a dozen matrices of float64
 TOP_BYTES, GUMBEL_BYTES, RANDOM_BYTES = 50, 75, 40
 MEDOID_BYTES, MEDOID_COPIES = 100, 12  # of a point; of its vector
+TYPICLUST_BYTES, TYPICLUST_COPIES = 150, 8  # of a point; of its vector
 COPIES_TAKEN = 2  # vectors in float64 that a selector holds for each point that it takes
 BLOCK_NUMBER_BYTES, MOST_BLOCK_BYTES = 80, 250_000_000  # of a number in a large block of predictions; of all
 SWAPPED_AXES = 10  # predictions of so many times more samples than points may have swapped axes

@@ -119,7 +119,7 @@ def select(
     target : points where the model will be used, in the form of ``labelled``; the pool by default. For the
         strategies 'variance-reduction' and 'epig', which make the model surest there.
     features : (N, D), or a pair of these and (M, D) of the labelled points. The strategies 'k-center',
-        'k-medoids', 'lcmd' and 'badge' measure distances between them; by default, between the model's own
+        'k-medoids', 'lcmd', 'typiclust' and 'badge' measure distances between them; by default, between the model's own
         features or the pool's rows. The default 'predictive-lcmd' measures distances between scaled
         predictions instead, see `spaces.Predictive`, and the 'acs-' strategies between log-likelihoods.
     pending : indices of points already sent for labelling: they count as chosen.

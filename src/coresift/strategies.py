@@ -36,6 +36,7 @@ from coresift.selectors import (
     KMedoids,
     Selector,
     TopB,
+    TypiClust,
     UniformRandom,
     VarianceReduction,
 )
@@ -230,6 +231,13 @@ STRATEGIES: dict[str, Strategy] = {
         LCMD(),
         "LCMD (largest cluster, maximum distance) from labelled points or the mean, in the model's features",
         **_FEATURES,
+    ),
+    "typiclust": Strategy(
+        features,
+        TypiClust(),
+        "most typical points of the largest clusters without labels, in the model's features",
+        uses_labelled=True,
+        needs_model=False,
     ),
     "random": Strategy(_no_score, UniformRandom(), "at random, the baseline", needs_model=False),
 }

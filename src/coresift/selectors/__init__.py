@@ -11,6 +11,7 @@ from coresift.selectors.information import best_weights, information
 from coresift.selectors.kmedoids import KMedoids
 from coresift.selectors.log_det import GreedyLogDet
 from coresift.selectors.ranking import GumbelTopB, TopB, UniformRandom
+from coresift.selectors.typiclust import TypiClust
 from coresift.selectors.variance import VarianceReduction
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Selection",
     "Selector",
     "TopB",
+    "TypiClust",
     "UniformRandom",
     "VarianceReduction",
     "best_weights",
