@@ -114,14 +114,16 @@ def select(
     means, variances : (K, N) Gaussian predictions; ``variances`` is anything that broadcasts to them.
     labelled : points with labels. 'badge' and strategies with 'lcmd', 'kmeans++' or 'center' in their names,
         the default 'predictive-lcmd' among them, keep a distance from these points; without any, from the
-        origin or the features' mean. In the form of what describes the pool: rows (M, d), probabilities
+        origin or the features' mean. 'bait', 'typiclust' and 'uncertainty-herding' take them into account
+        without such an origin. In the form of what describes the pool: rows (M, d), probabilities
         (K, M, C), means (K, M), or a pair (means, variances).
     target : points where the model will be used, in the form of ``labelled``; the pool by default. For the
         strategies 'variance-reduction' and 'epig', which make the model surest there.
     features : (N, D), or a pair of these and (M, D) of the labelled points. The strategies 'k-center',
-        'k-medoids', 'lcmd', 'typiclust' and 'badge' measure distances between them; by default, between the model's own
-        features or the pool's rows. The default 'predictive-lcmd' measures distances between scaled
-        predictions instead, see `spaces.Predictive`, and the 'acs-' strategies between log-likelihoods.
+        'k-medoids', 'lcmd', 'typiclust', 'uncertainty-herding' and 'badge' measure distances between them; by
+        default, between the model's own features or the pool's rows. The default 'predictive-lcmd' measures
+        distances between scaled predictions instead, see `spaces.Predictive`, and the 'acs-' strategies
+        between log-likelihoods.
     pending : indices of points already sent for labelling: they count as chosen.
     exclude : indices of points that cannot be labelled.
     resources : a memory limit, or a Ray cluster.

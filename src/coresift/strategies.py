@@ -37,10 +37,12 @@ from coresift.selectors import (
     Selector,
     TopB,
     TypiClust,
+    UncertaintyHerding,
     UniformRandom,
     VarianceReduction,
 )
 from coresift.selectors.bait import fisher_score
+from coresift.selectors.herding import coverage_score
 from coresift.spaces.base import Problem
 from coresift.spaces.covariance import PredictiveCovariance
 from coresift.spaces.features import features
@@ -236,6 +238,13 @@ STRATEGIES: dict[str, Strategy] = {
         features,
         TypiClust(),
         "most typical points of the largest clusters without labels, in the model's features",
+        uses_labelled=True,
+        needs_model=False,
+    ),
+    "uncertainty-herding": Strategy(
+        coverage_score,
+        UncertaintyHerding(),
+        "widest coverage of the pool, weighted by uncertainty, in the model's features",
         uses_labelled=True,
         needs_model=False,
     ),

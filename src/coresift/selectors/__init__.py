@@ -7,6 +7,7 @@ from coresift.selectors.distance import LCMD, KCenter, KMeansPlusPlus
 from coresift.selectors.exhaustive import Exhaustive
 from coresift.selectors.frank_wolfe import FrankWolfe
 from coresift.selectors.giga import GIGA
+from coresift.selectors.herding import UncertaintyHerding
 from coresift.selectors.information import best_weights, information
 from coresift.selectors.kmedoids import KMedoids
 from coresift.selectors.log_det import GreedyLogDet
@@ -30,6 +31,7 @@ __all__ = [
     "Selector",
     "TopB",
     "TypiClust",
+    "UncertaintyHerding",
     "UniformRandom",
     "VarianceReduction",
     "best_weights",
