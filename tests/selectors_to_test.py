@@ -10,6 +10,7 @@ from coresift.selectors import (
     KMeansPlusPlus,
     KMedoids,
     TopB,
+    TypiClust,
     UniformRandom,
     VarianceReduction,
 )
@@ -29,5 +30,5 @@ STEADY = [
     VarianceReduction(),
 ]
 # All that choose from a space of vectors.
-OF_SPACES = [*STEADY, KMeansPlusPlus(), KMedoids(), FrankWolfe(fill=False), GIGA(fill=False)]
+OF_SPACES = [*STEADY, KMeansPlusPlus(), KMedoids(), TypiClust(), FrankWolfe(fill=False), GIGA(fill=False)]
 OF_SCORES = [TopB(), GumbelTopB("power"), GumbelTopB("softmax"), GumbelTopB("softrank"), UniformRandom()]

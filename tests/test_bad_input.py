@@ -516,7 +516,13 @@ def test_no_samples_and_no_classes(strategy):
             select(probs=np.ones(shape), budget=2, strategy=strategy)
     with pytest.raises(InputError, match="expected at least one of each"):
         select(means=np.ones((0, 10)), variances=1.0, budget=2, strategy=strategy)
-    if strategy not in ("random", "k-center", "k-medoids", "lcmd"):  # which look at no probabilities
+    if strategy not in (
+        "random",
+        "k-center",
+        "k-medoids",
+        "lcmd",
+        "typiclust",
+    ):  # which look at no probabilities
         with pytest.raises(InputError, match=r"at least two classes are needed|has no last layer"):
             select(X, probs=np.ones((4, 10, 1)), budget=2, strategy=strategy)
 

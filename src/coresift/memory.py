@@ -93,7 +93,8 @@ def left_for_space(memory: int, strategy: Strategy, problem: Problem, taken: int
     copies = limits.COPIES_TAKEN * 8 * width * taken + strategy.selector.bytes_per_pair * width**2
     needed, advice = limits.LIBRARY_BYTES + copies, "raise the limit, or choose fewer points at a time"
     if not strategy.streams:
-        needed += bytes_per_vector(width, space.columns.dtype) * size
+        own = strategy.selector.copies_of_vectors * width * space.columns.dtype.itemsize
+        needed += (bytes_per_vector(width, space.columns.dtype) + own) * size
         advice = "raise the limit, or try 'acs-fw' or 'predictive-lcmd'"
     if needed > memory:
         raise InputError(

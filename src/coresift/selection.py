@@ -113,13 +113,14 @@ def select(
     probs : (K, N, C) class probabilities.
     means, variances : (K, N) Gaussian predictions; ``variances`` is anything that broadcasts to them.
     labelled : points with labels. 'badge' and strategies with 'lcmd', 'kmeans++' or 'center' in their names
-        keep a distance from these points; without any, from the origin or the features' mean. In the form of
-        the pool: rows (M, d), probabilities (K, M, C), means (K, M), or a pair (means, variances).
+        keep a distance from these points; without any, from the origin or the features' mean. 'bait',
+        'typiclust' and 'uncertainty-herding' use them too. In the form of the pool: rows (M, d),
+        probabilities (K, M, C), means (K, M), or a pair (means, variances).
     target : points where the model will be used, in the form of ``labelled``; the pool by default. For the
         strategies 'variance-reduction' and 'epig', which make the model surest there.
-    features : (N, D), or a pair of these and (M, D) of the labelled points. 'k-center', 'k-medoids', 'lcmd'
-        and 'badge' measure distances between them; by default, between the model's own features or the pool's
-        rows. The default measures distances between scaled predictions, see `spaces.Predictive`.
+    features : (N, D), or a pair of these and (M, D) of the labelled points. 'k-center', 'k-medoids', 'lcmd',
+        'typiclust', 'uncertainty-herding' and 'badge' measure distances between them; by default, between the
+        model's own features or the pool's rows. The default compares predictions, see `spaces.Predictive`.
     pending : indices of points already sent for labelling: they count as chosen.
     exclude : indices of points that cannot be labelled.
     resources : a memory limit, or a Ray cluster.

@@ -36,10 +36,13 @@ from coresift.selectors import (
     KMedoids,
     Selector,
     TopB,
+    TypiClust,
+    UncertaintyHerding,
     UniformRandom,
     VarianceReduction,
 )
 from coresift.selectors.bait import fisher_score
+from coresift.selectors.herding import coverage_score
 from coresift.spaces.base import Problem
 from coresift.spaces.covariance import PredictiveCovariance
 from coresift.spaces.features import features
@@ -230,6 +233,20 @@ STRATEGIES: dict[str, Strategy] = {
         LCMD(),
         "LCMD (largest cluster, maximum distance) from labelled points or the mean, in the model's features",
         **_FEATURES,
+    ),
+    "typiclust": Strategy(
+        features,
+        TypiClust(),
+        "most typical points of the largest clusters without labels, in the model's features",
+        uses_labelled=True,
+        needs_model=False,
+    ),
+    "uncertainty-herding": Strategy(
+        coverage_score,
+        UncertaintyHerding(),
+        "widest coverage of the pool, weighted by uncertainty, in the model's features",
+        uses_labelled=True,
+        needs_model=False,
     ),
     "random": Strategy(_no_score, UniformRandom(), "at random, the baseline", needs_model=False),
 }

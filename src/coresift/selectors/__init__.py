@@ -7,10 +7,12 @@ from coresift.selectors.distance import LCMD, KCenter, KMeansPlusPlus
 from coresift.selectors.exhaustive import Exhaustive
 from coresift.selectors.frank_wolfe import FrankWolfe
 from coresift.selectors.giga import GIGA
+from coresift.selectors.herding import UncertaintyHerding
 from coresift.selectors.information import best_weights, information
 from coresift.selectors.kmedoids import KMedoids
 from coresift.selectors.log_det import GreedyLogDet
 from coresift.selectors.ranking import GumbelTopB, TopB, UniformRandom
+from coresift.selectors.typiclust import TypiClust
 from coresift.selectors.variance import VarianceReduction
 
 __all__ = [
@@ -28,6 +30,8 @@ __all__ = [
     "Selection",
     "Selector",
     "TopB",
+    "TypiClust",
+    "UncertaintyHerding",
     "UniformRandom",
     "VarianceReduction",
     "best_weights",

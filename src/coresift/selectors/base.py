@@ -163,10 +163,12 @@ class Selector(ABC, Generic[Source]):
     bytes_per_point : memory that it keeps for each point of the pool besides the space. What Frank-Wolfe and
         distance selectors keep is in the figures of the space.
     bytes_per_pair : memory that it keeps for each pair of a vector's numbers, in matrices (D, D).
+    copies_of_vectors : how many copies of all vectors it makes.
     """
 
     bytes_per_point: ClassVar[int] = 0
     bytes_per_pair: ClassVar[int] = 0
+    copies_of_vectors: ClassVar[int] = 0
     _source: ClassVar[type] = object
 
     def __init_subclass__(cls) -> None:
