@@ -107,9 +107,8 @@ def select(
     ----------
     pool : the unlabelled points: array, tensor, data frame, or path of a .npy, Parquet or Arrow file. With
         ``probs`` or ``means``, the pool's rows are the ``features``.
-    budget : how many points to choose; exactly this many are returned.
-    strategy : a name from `STRATEGIES`, or a `Strategy`, such as
-        ``find_strategy("acs-fw", num_samples=64, exact=False)``.
+    budget : how many points to choose.
+    strategy : a name from `STRATEGIES`, or a `Strategy` such as ``find_strategy("acs-fw", num_samples=64)``.
     probs : (K, N, C) class probabilities.
     means, variances : (K, N) Gaussian predictions; ``variances`` is anything that broadcasts to them.
     labelled : points with labels. 'badge' and strategies with 'lcmd', 'kmeans++' or 'center' in their names
