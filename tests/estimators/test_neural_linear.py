@@ -201,9 +201,9 @@ def test_select_with_several_members(mixed):
     assert posterior.conditional(torch.tensor(x), few).batch_shape == (2, 30)
     runs = []
     hooks = [one.register_forward_hook(lambda *_: runs.append(1)) for one in posterior.network]
-    for strategy in sorted(
-        {name for name, row in STRATEGIES.items() if not row.needs_classes} - {"acs-fisher", "bait"}
-    ):
+    one_output = {"bait", "epig"}
+    able = {name for name, row in STRATEGIES.items() if not row.needs_classes} - {"acs-fisher"} - one_output
+    for strategy in sorted(able):
         runs.clear()
         assert len(select(x, posterior=posterior, budget=5, strategy=strategy)) == 5
         assert len(runs) == 3  # each network once
