@@ -120,7 +120,7 @@ def test_classes_of_a_table(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
         ("[model]\nkind = 'neural-liner'", r"model.kind: 'neural-liner' is not .* mean 'neural-linear'\?"),
         (
             "[model]\nkind = 'xyz'",
-            r"model.kind: 'xyz' is not known; there are dropout, ensemble, forest, gaussian-process, l",
+            r"model.kind: 'xyz' is not known; there are auto, dropout, ensemble, forest, gaussian-process, l",
         ),
         ("[model]\nkind = 'gaussian-process'\nwidths = [3]", r"\[model\]: 'widths' is not known"),
         ("[model]\nkind = 'laplace'\nprior_variance = 1", r"\[model\]: 'prior_variance' is not known"),

@@ -46,7 +46,7 @@ class Suite:
     def load(cls, named: str | Path) -> Suite:
         """Read a suite that comes with the package, ``suite:quick``, or a TOML file of the same form.
 
-        >>> sorted(Suite.load("suite:quick").parts)
+        >>> sorted(Suite.load("suite:oracle").parts)
         ['classification-forest', 'regression-forest']
         """
         path = _path(str(named))
