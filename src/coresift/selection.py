@@ -115,8 +115,7 @@ def select(
         keep a distance from these points; without any, from the origin or the features' mean. 'bait',
         'typiclust' and 'uncertainty-herding' use them too. In the form of the pool: rows (M, d),
         probabilities (K, M, C), means (K, M), or a pair (means, variances).
-    target : points where the model will be used, in the form of ``labelled``; the pool by default. For the
-        strategies 'variance-reduction' and 'epig', which make the model surest there.
+    target : where the model will be used, for 'variance-reduction' and 'epig'; as ``labelled``, or the pool.
     features : (N, D), or a pair of these and (M, D) of the labelled points. 'k-center', 'k-medoids', 'lcmd',
         'typiclust', 'uncertainty-herding' and 'badge' measure distances between them; by default, between the
         model's own features or the pool's rows. The default compares predictions, see `spaces.Predictive`.
