@@ -230,14 +230,15 @@ def _draw_ranks(axes: Axes, summary: Summary) -> None:
         axes.annotate(
             name, (rank, row), (8, 0), textcoords="offset points", va="center", fontsize=9, color=INK
         )
-    for number, (first, last) in enumerate(groups(ranks, gap)):
-        height = -0.8 - 0.35 * number
+    height = -0.45
+    for first, last in groups(ranks, gap):
+        height -= 0.35
         axes.plot(
             [ranks[first], ranks[last]], [height, height], color=INK, linewidth=3, solid_capstyle="butt"
         )
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
-    axes.invert_yaxis()
+    axes.set_ylim(len(names) - 0.4, height - 0.35)  # the best on top
     axes.set_xlabel(f"mean rank (significant: {gap:.1f} apart)")
     axes.margins(x=0.02)
     low, high = axes.get_xlim()
