@@ -83,6 +83,12 @@ def left_for_space(memory: int, strategy: Strategy, problem: Problem, taken: int
         memory -= each * size
     space = _space_of_one(strategy, problem)
     if isinstance(space, Score):
+        needed = limits.LIBRARY_BYTES + space.bytes_of_matrices
+        if needed > memory:
+            raise InputError(
+                f"this strategy needs {as_bytes(needed)} for its matrices, with the libraries, and has "
+                f"{as_bytes(memory)} of the limit left; raise the limit, or try 'predictive-lcmd'"
+            )
         check_room(size, space.bytes_per_point, memory - space.bytes_of_matrices, "raise the limit")
     if isinstance(space, KernelSpace):
         advice = "try 'predictive-lcmd', or 'acs-fw' with exact=False, whose vectors go to a file"

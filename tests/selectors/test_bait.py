@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from coresift import InputError, select
+from coresift import InputError, Resources, select
 from coresift.pool import as_pool
 from coresift.posteriors import BayesianLinearRegression, ClassSamples
 from coresift.scores import Score
@@ -93,3 +93,18 @@ def test_the_order_of_the_pool_does_not_matter():
     order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
     batch = Bait().select(score_of(rows, probs), 7).index.tolist()
     assert order[Bait().select(score_of(rows[order], probs[order]), 7).index].tolist() == batch
+
+
+def test_too_many_features_and_classes_are_refused():
+    """In one line, before matrices of all pairs are made, and with a limit on memory in words of it."""
+    probs = torch.softmax(torch.randn(3, 40, 100, generator=torch.Generator().manual_seed(0)), -1)
+    with pytest.raises(InputError, match="'bait' keeps matrices of 10,000 x 10,000 numbers"):
+        select(probs=probs, features=torch.randn(40, 100), budget=2, strategy="bait")
+    with pytest.raises(InputError, match=r"needs .* for its matrices, with the libraries"):
+        select(
+            probs=probs,
+            features=torch.randn(40, 40),
+            budget=2,
+            strategy="bait",
+            resources=Resources(memory="700MB"),
+        )

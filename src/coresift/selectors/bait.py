@@ -59,6 +59,8 @@ def fisher_score(problem: Problem) -> FisherScore:
         rows = torch.cat([model_features(model, block.x) for block in read(seen or source)])
         return rows.to(roots), roots
 
+    seen = None if problem.features is None else as_pool(problem.features.take([0]))
+    _check_width(*map_rows(as_pool(problem.pool.take([0])), seen))
     features, roots = map_rows(problem.pool, problem.features)
     known = features.new_zeros(2 * [features.shape[1] * roots.shape[1]])
     if problem.labelled is not None:
@@ -66,6 +68,16 @@ def fisher_score(problem: Problem) -> FisherScore:
         known = information(*map_rows(as_pool(problem.labelled), None if beside is None else as_pool(beside)))
     values = roots.square().sum((1, 2)) * features.square().sum(1)
     return FisherScore(values, problem.pool, features=features, roots=roots, known=known)
+
+
+def _check_width(features: Tensor, roots: Tensor) -> None:
+    """Raise where matrices of Fisher information would be too wide, judged by a point (1, d), (1, C, r)."""
+    width = features.shape[1] * roots.shape[1]
+    if width > limits.FISHER_WIDTH:
+        raise InputError(
+            f"'bait' keeps matrices of {width:,} x {width:,} numbers for {features.shape[1]:,} features and "
+            f"{roots.shape[1]:,} outputs, at most {limits.FISHER_WIDTH:,}; try 'badge' or 'predictive-lcmd'"
+        )
 
 
 def _roots(problem: Problem, x: Tensor) -> Tensor:
