@@ -20,6 +20,7 @@ from coresift.bench.report import write_report
 from coresift.bench.runner import run_experiment
 from coresift.bench.statistics import nearest_distance
 from coresift.bench.store import Log
+from coresift.bench.suites import Suite, is_suite
 from coresift.cli import app
 from coresift.estimators import DropoutClassifier, NeuralLinearClassifier
 from coresift.estimators.networks import Augment, ResNet18
@@ -276,8 +277,8 @@ def test_all_labels_at_once():
 
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
 def test_experiments_can_be_read(path):
-    experiment = Experiment.load(path)
-    assert experiment.data and experiment.methods
+    parts = Suite.load(path).parts.values() if is_suite(path) else [Experiment.load(path)]
+    assert all(part.data and part.methods for part in parts)
 
 
 @pytest.fixture

@@ -103,8 +103,8 @@ def test_too_many_features_and_classes_are_refused():
     with pytest.raises(InputError, match=r"needs .* for its matrices, with the libraries"):
         select(
             probs=probs,
-            features=torch.randn(40, 40),
+            features=torch.randn(40, 80),
             budget=2,
             strategy="bait",
-            resources=Resources(memory="700MB"),
+            resources=Resources(memory="2GB"),
         )
