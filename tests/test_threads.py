@@ -98,16 +98,6 @@ def test_load_that_comes_and_goes(monkeypatch):
     threads.count_again()  # of no effect outside
 
 
-def test_under_a_memory_limit_threads_become_only_fewer(monkeypatch):
-    """A thread that ended leaves buffers behind, which a new one does not use."""
-    free = 2
-    monkeypatch.setattr(threads, "free_cores", lambda: free)
-    with threads.enough_threads(1e9, may_rise=False):
-        for free, expected in ((2, 2), (1, 1), (2, 1)):  # noqa: B007
-            threads.count_again(interval=0.0)
-            assert torch.get_num_threads() == expected
-
-
 def test_a_program_that_runs_for_a_moment_holds_no_core(monkeypatch):
     looks = iter([1, 1, 0])
     monkeypatch.setattr(threads, "_running_elsewhere", lambda: next(looks))

@@ -80,7 +80,7 @@ TARGET_NUMBERS = (
     2**23
 )  # numbers that samples predict for the targets of epig, at most; changes what is chosen
 FISHER_WIDTH = 8192  # side of a matrix of Fisher information, whose numbers take 8 bytes, at most
-JOINT_NUMBERS = 2**21  # probabilities of joint outcomes that are held at a time
+JOINT_NUMBERS = 2**18  # probabilities of joint outcomes that are held at a time: they stay in a cache
 PROBIT_NODES = 64  # nodes of the integral for probit regression
 MEDOID_WORKING_SET = 2**19  # numbers of a temporary matrix of k-medoids: they stay in a cache
 MEDOID_WORKING_SET_ON_GPU = 2**26

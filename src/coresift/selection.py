@@ -134,8 +134,7 @@ def select(
     problem = _problem(given, method, budget, resources, seed)
     if resources.engine == "ray":
         return _ray(method)(method, problem, budget, pending, exclude, num_workers=resources.num_workers)
-    work = len(problem.pool) * problem.num_samples
-    with enough_threads(work, may_rise=problem.memory is None):
+    with enough_threads(len(problem.pool) * problem.num_samples):
         if problem.memory is not None:
             taken = int(budget) + len(check_index(pending, len(problem.pool), "pending"))
             problem = replace(problem, memory=left_for_space(problem.memory, method, problem, taken))

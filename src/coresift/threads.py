@@ -27,7 +27,6 @@ class _Current(threading.local):
 
     most: int | None = None
     large = False
-    may_rise = True
     counted = -limits.RECOUNT_SECONDS
 
 
@@ -35,40 +34,33 @@ _current = _Current()
 
 
 @contextmanager
-def enough_threads(work: float, small: float = limits.SMALL_WORK, *, may_rise: bool = True) -> Iterator[None]:
+def enough_threads(work: float, small: float = limits.SMALL_WORK) -> Iterator[None]:
     """Compute with one thread if ``work`` is below ``small``, otherwise with one for each free core.
 
     ``work`` is roughly how many multiplications one operation makes. The caller's own setting is the most
     that is used, and it is restored at the end. Blocks can be nested: each decides for itself.
 
-    ``may_rise=False`` keeps to fewer threads once cores were busy. Buffers of a thread that has ended, some
-    hundred megabytes with MKL, are not used again by the next one, which a limit on memory cannot afford.
-
     >>> with enough_threads(1000):
     ...     torch.get_num_threads()
     1
     """
-    before = torch.get_num_threads()
-    around = (_current.most, _current.large, _current.may_rise, _current.counted)
+    before, around = torch.get_num_threads(), (_current.most, _current.large, _current.counted)
     _current.most = before if _current.most is None else _current.most
     _current.large, _current.counted = work >= small, -limits.RECOUNT_SECONDS
     if not _current.large:
         _use(1)
-    _current.may_rise = True
     count_again()
-    _current.may_rise = may_rise
     try:
         yield
     finally:
-        _current.most, _current.large, _current.may_rise, _current.counted = around
+        _current.most, _current.large, _current.counted = around
         _use(before)
 
 
 def count_again(interval: float = limits.RECOUNT_SECONDS) -> None:
     """Count the free cores again if ``interval`` has passed; for loops inside `enough_threads`."""
     if _current.large and _current.most is not None and time.monotonic() - _current.counted >= interval:
-        most = _current.most if _current.may_rise else min(_current.most, torch.get_num_threads())
-        _use(min(most, free_cores()) if most > 1 else 1)
+        _use(min(_current.most, free_cores()) if _current.most > 1 else 1)
         _current.counted = time.monotonic()
 
 
